@@ -1,0 +1,1 @@
+"""Pictures and captions: from the files of a data set to batches."""
