@@ -1,0 +1,6 @@
+"""From next-word scores to captions: greedy search, beam search and sampling."""
+
+from captioner.decoding.generate import generate
+from captioner.decoding.options import DecodingOptions
+
+__all__ = ["DecodingOptions", "generate"]

@@ -1,0 +1,1 @@
+"""Training: the Lightning module, its callbacks, runs on disk and the command line."""
