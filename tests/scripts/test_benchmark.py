@@ -1,0 +1,50 @@
+"""The benchmark runs on tiny sizes and prints JSON with ratios on stdout alone."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "benchmark.py"
+TINY = ["--batch-size", "2", "--rounds", "1", "--threads", "1"]
+
+
+def run(*arguments):
+    command = [sys.executable, str(SCRIPT), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "round 1 of 1" in done.stderr
+    return json.loads(done.stdout)
+
+
+def test_decoders():
+    sizes = "--rows 2 --cols 3 --channels 8 --vocabulary 30 --min-tokens 2 --max-tokens 3"
+    result = run("decoders", *TINY, *sizes.split(), "--words", "3", "--beam-size", "2")
+    assert result["settings"]["threads"] == 1
+    for part, unit in (
+        ("training", "captions_per_second"),
+        ("beam_search", "pictures_per_second"),
+    ):
+        assert set(result[part]) == {"lstm", "transformer", "naive"}
+        for name, figures in result[part].items():
+            assert figures[unit] > 0
+            assert ("times_naive" in figures) == (name != "naive")
+            assert result["parameters"][name] > 0
+
+
+def test_encoder():
+    result = run(
+        "encoder", *TINY, "--backbone", "torchvision/resnet18", "--stage", "layer1", "--size", "32"
+    )
+    assert result["grid"] == [8, 8, 64]
+    assert result["encoder"]["pictures_per_second"] > 0
+
+
+def test_allocator():
+    network = "--backbone torchvision/resnet18 --stage layer1 --size 32"
+    result = run("allocator", *TINY, *network.split())
+    speeds = result["pictures_per_second"]
+    assert result["times_given_back"] == pytest.approx(
+        speeds["kept"] / speeds["given_back"], abs=0.006
+    )
