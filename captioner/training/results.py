@@ -1,0 +1,152 @@
+"""Captions and scores of a split as files, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from captioner.metrics.suite import score_captions
+from captioner.text.tokenizer import TOKENIZER_NAME, tokenize
+from captioner.types import ImageId
+
+METRICS = ("Bleu", "ROUGE_L", "CIDEr")
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Write JSON so that a reader finds the old file or the whole new one, never a part.
+
+    Args:
+        path: File to write; its folder is made where absent.
+        value: JSON values.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # In the same folder, since only a rename within one file system is atomic.
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(value, file, ensure_ascii=False, indent=2)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        # mkstemp makes files for the owner alone; give what open() would have given.
+        mask = os.umask(0)
+        os.umask(mask)
+        Path(temporary).chmod(0o666 & ~mask)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def merge_captions(
+    parts: Iterable[Iterable[tuple[ImageId, str]]],
+) -> dict[ImageId, str]:
+    """Join the captions of several processes, one per picture.
+
+    A distributed sampler repeats pictures to even out the shares; each of them counts once.
+
+    Args:
+        parts: Picture ids and captions, as each process made them.
+
+    Returns:
+        The first caption of each picture, ordered by id as text, whatever the number of
+        processes was.
+    """
+    captions: dict[ImageId, str] = {}
+    for part in parts:
+        for image_id, caption in part:
+            captions.setdefault(image_id, caption)
+    return {image_id: captions[image_id] for image_id in sorted(captions, key=str)}
+
+
+def check_complete(captions: Collection[ImageId], expected: Collection[ImageId]) -> None:
+    """Make sure that every picture has its caption.
+
+    Args:
+        captions: Ids of the captioned pictures.
+        expected: Ids of the pictures of the split.
+
+    Raises:
+        ValueError: If pictures are missing or strange; names the first of them.
+    """
+    missing = sorted(set(expected) - set(captions), key=str)
+    strange = sorted(set(captions) - set(expected), key=str)
+    if missing or strange:
+        raise ValueError(
+            f"captions of {len(set(captions))} pictures do not cover the split of "
+            f"{len(set(expected))}: {_name('missing', missing)}; {_name('not in it', strange)}"
+        )
+
+
+def _name(what: str, ids: Sequence[ImageId]) -> str:
+    shown = ", ".join(str(i) for i in ids[:5])
+    return f"{len(ids)} {what}" + (f" ({shown}{', ...' if len(ids) > 5 else ''})" if ids else "")
+
+
+def score_corpus(
+    captions: Mapping[ImageId, str], references: Mapping[ImageId, Sequence[str]]
+) -> dict[str, float]:
+    """Score the captions of a whole split once, over the corpus.
+
+    Captions and references both pass through ``captioner.text.tokenizer`` (the name of which
+    belongs beside the scores), not through the PTB tokenizer of coco-caption: figures from the
+    two differ a little.
+
+    Args:
+        captions: One caption per picture.
+        references: The captions that people gave, for the same pictures.
+
+    Returns:
+        ``Bleu_1`` .. ``Bleu_4``, ``ROUGE_L`` and ``CIDEr``, unscaled.
+    """
+    hypotheses = {key: " ".join(tokenize(caption)) for key, caption in captions.items()}
+    truth = {key: [" ".join(tokenize(c)) for c in references[key]] for key in captions}
+    scores = score_captions(hypotheses, truth, metrics=METRICS)
+    return {name: float(score.corpus) for name, score in scores.items()}
+
+
+def write_captions(path: str | Path, captions: Mapping[ImageId, str]) -> None:
+    """Write a COCO results file, ``[{"image_id": ..., "caption": ...}]``.
+
+    Args:
+        path: File to write, atomically.
+        captions: One caption per picture, in the order to write.
+    """
+    write_json(path, [{"image_id": key, "caption": text} for key, text in captions.items()])
+
+
+def write_metrics(
+    path: str | Path,
+    scores: Mapping[str, float],
+    *,
+    split: str,
+    pictures: int,
+    decoding: Mapping[str, object],
+    **more: object,
+) -> None:
+    """Write the scores of a split with what is needed to understand them.
+
+    Args:
+        path: File to write, atomically.
+        scores: Unscaled scores by name.
+        split: Part of the data set.
+        pictures: How many pictures were scored.
+        decoding: Decoding options.
+        **more: Further JSON values to write beside them.
+    """
+    write_json(
+        path,
+        {
+            "scores": dict(scores),
+            "split": split,
+            "pictures": pictures,
+            "tokenizer": TOKENIZER_NAME,
+            "decoding": dict(decoding),
+            **more,
+        },
+    )
