@@ -138,6 +138,8 @@ class CaptioningCLI(LightningCLI):
                 "early_stopping.monitor": "val/CIDEr",
                 "early_stopping.mode": "max",
                 "early_stopping.patience": 3,
+                # A run that --trainer.max_steps ends within its first epoch has no score yet.
+                "early_stopping.strict": False,
                 # CIDEr is undefined where the references share no words with the captions.
                 "early_stopping.check_finite": False,
             }
@@ -194,8 +196,9 @@ class CaptioningCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """The trainer, with the run's folder, loggers and callbacks."""
         options = self.config[self.subcommand]
-        self._run_folder = self._find_run_folder()
         trainer: dict[str, Any] = {**self.config_init[self.subcommand]["trainer"], **kwargs}
+        check_precision(trainer.get("precision"))
+        self._run_folder = self._find_run_folder()
         trainer["default_root_dir"] = str(self._run_folder)
         if trainer.get("logger") in (None, True):
             trainer["logger"] = [
@@ -264,6 +267,22 @@ class CaptioningCLI(LightningCLI):
     def _save_config(self, folder: Path) -> None:
         parser = self._subcommand_parsers[str(self.subcommand)]
         parser.save(self.config[self.subcommand], str(folder / CONFIG_FILE), multifile=False)
+
+
+def check_precision(precision: object) -> None:
+    """Refuse what would compute in half precision or float64 throughout.
+
+    Raises:
+        ValueError: It is neither full nor mixed precision.
+
+    >>> check_precision("bf16-mixed")
+    """
+    allowed = ("32", "32-true", "16-mixed", "bf16-mixed")
+    if precision is not None and str(precision) not in allowed:
+        raise ValueError(
+            f"trainer.precision must be one of {', '.join(allowed)}, got {precision}; weights are "
+            "kept in float32"
+        )
 
 
 def _rank() -> int:

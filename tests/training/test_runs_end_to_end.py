@@ -167,9 +167,14 @@ def test_resumed_run_is_the_run_without_a_break(
 
 
 def test_wrong_options_are_one_message(
-    tiny_config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], trained: Trained
+    tiny_config: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    trained: Trained,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     _, folder = trained
+    monkeypatch.delenv("CAPTIONER_DEBUG")  # as people see it
     common = [f"-c={tiny_config}", f"--run_dir={tmp_path / 'run'}"]
     checkpoint = f"--ckpt_path={folder / 'last.ckpt'}"
     cases = [
@@ -183,6 +188,17 @@ def test_wrong_options_are_one_message(
     for arguments, message in cases:
         assert main(arguments) == 2, arguments
         assert message in capsys.readouterr().err
+    assert main(["fit", *common, "--trainer.precision=bf16-true"]) == 1
+    assert "must be one of 32, 32-true, 16-mixed, bf16-mixed" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_ends_within_its_first_epoch_leaves_a_checkpoint(
+    run_cli: RunCli, tmp_path: Path
+) -> None:
+    with pytest.warns(UserWarning, match="could not find the monitored key"):
+        run_cli("fit", tmp_path / "short", "--trainer.max_steps=1", "--data.batch_size=4")
+    assert (tmp_path / "short" / "last.ckpt").is_file()
 
 
 def test_options_that_a_checkpoint_overrides_are_errors(
