@@ -1,0 +1,1 @@
+"""From a picture to its caption and maps, with a model that was trained before."""

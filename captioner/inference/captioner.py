@@ -1,0 +1,302 @@
+"""The front door: a picture goes in, a caption and its maps come out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any, TypeAlias, cast
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from captioner.data.images import ImageReadError, _to_rgb, _upright, read_image
+from captioner.decoding import DecodingOptions, generate
+from captioner.inference.checkpoint import LoadedModel, load_model
+from captioner.inference.options import override_options
+from captioner.text.tokenizer import detokenize
+from captioner.types import CaptionResult, Hypothesis
+
+DEFAULT_MODEL = "sat-flickr8k"
+
+Picture: TypeAlias = str | Path | Image.Image | IO[bytes]
+"""A path, an open binary file, or a Pillow image."""
+
+
+@dataclass(frozen=True)
+class PictureCaptions:
+    """All captions of one picture, or the reason why there is none.
+
+    Args:
+        picture: The picture as it was given.
+        captions: Its captions, best first; empty when it could not be read.
+        error: Why it could not be read.
+    """
+
+    picture: Picture
+    captions: tuple[CaptionResult, ...]
+    error: ImageReadError | FileNotFoundError | None = None
+
+
+class Captioner:
+    """Writes captions with one model.
+
+    >>> from captioner import Captioner
+    >>> captioner = Captioner.load("sat-flickr8k")  # doctest: +SKIP
+    >>> captioner.caption("photo.jpg").text  # doctest: +SKIP
+    'a dog runs through the grass'
+
+    Args:
+        model: What ``load_model`` read.
+        device: "auto" (CUDA where there is one, else the CPU), or a torch device.
+
+    Raises:
+        ValueError: The device is not there.
+    """
+
+    def __init__(self, model: LoadedModel, device: str = "auto") -> None:
+        self.device = _find_device(device)
+        self.preprocessing = model.preprocessing
+        self.vocabulary = model.vocabulary
+        self.options = model.decoding
+        self.config = model.config
+        self._encoder = model.encoder.to(self.device)
+        self._decoder = model.decoder
+        cast("nn.Module", self._decoder).to(self.device)
+
+    @classmethod
+    def load(cls, source: str | Path = DEFAULT_MODEL, device: str = "auto") -> Captioner:
+        """A captioner from the name of a shipped model, an exported folder or a checkpoint.
+
+        Args:
+            source: See ``captioner.inference.checkpoint.load_model``.
+            device: "auto" (CUDA where there is one, else the CPU), or a torch device.
+        """
+        return cls(load_model(source), device)
+
+    def caption(
+        self,
+        picture: Picture,
+        *,
+        seed: int | None = None,
+        layer_attention: bool = False,
+        **options: Any,
+    ) -> CaptionResult:
+        """The caption of one picture; see ``captions`` for the arguments.
+
+        Raises:
+            ImageReadError: The file is no picture that can be read.
+            FileNotFoundError: There is no such file.
+        """
+        (result,) = self.captions([picture], seed=seed, layer_attention=layer_attention, **options)
+        return result
+
+    def captions(
+        self,
+        pictures: Iterable[Picture],
+        batch_size: int = 16,
+        *,
+        on_error: Callable[[Picture, Exception], object] | None = None,
+        seed: int | None = None,
+        layer_attention: bool = False,
+        **options: Any,
+    ) -> Iterator[CaptionResult]:
+        """The best caption of each picture, in order.
+
+        Args:
+            pictures: Paths, open binary files or Pillow images; taken as they are needed.
+            batch_size: Pictures that are computed together; no caption depends on it.
+            on_error: Called with a picture that cannot be read and the reason; that picture has
+                no result then. Without it the first such picture ends the iteration.
+            seed: Makes sampling repeatable; a picture's samples depend on no other picture.
+            layer_attention: Whether results carry the maps of every layer and head.
+            **options: Fields of ``DecodingOptions`` that differ from the model's own.
+
+        Raises:
+            ImageReadError: A file is no picture that can be read, and ``on_error`` is not given.
+            FileNotFoundError: Likewise, there is no such file.
+            ValueError: An option is unknown or out of range.
+        """
+        chosen = self.resolve_options(**options)
+        return self._best_captions(
+            self._describe(pictures, batch_size, chosen, seed, layer_attention), on_error
+        )
+
+    def describe(
+        self,
+        pictures: Iterable[Picture],
+        batch_size: int = 16,
+        *,
+        seed: int | None = None,
+        layer_attention: bool = False,
+        **options: Any,
+    ) -> Iterator[PictureCaptions]:
+        """All captions of each picture (``num_captions`` of them), in order.
+
+        A picture that cannot be read gives an item with its error and the others go on. The
+        arguments are those of ``captions``.
+
+        Raises:
+            ValueError: An option is unknown or out of range.
+        """
+        chosen = self.resolve_options(**options)
+        return self._describe(pictures, batch_size, chosen, seed, layer_attention)
+
+    def resolve_options(self, **options: Any) -> DecodingOptions:
+        """The model's decoding options with some of them replaced.
+
+        ``beam_size`` asks for beam search where no ``method`` is named.
+
+        Raises:
+            ValueError: An option is unknown or out of range.
+        """
+        return override_options(self.options, **options)
+
+    @staticmethod
+    def _best_captions(
+        described: Iterator[PictureCaptions],
+        on_error: Callable[[Picture, Exception], object] | None,
+    ) -> Iterator[CaptionResult]:
+        for item in described:
+            if item.error is None:
+                yield item.captions[0]
+            elif on_error is None:
+                raise item.error
+            else:
+                on_error(item.picture, item.error)
+
+    def _describe(
+        self,
+        pictures: Iterable[Picture],
+        batch_size: int,
+        options: DecodingOptions,
+        seed: int | None,
+        layer_attention: bool,
+    ) -> Iterator[PictureCaptions]:
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        if isinstance(pictures, str | Path | Image.Image):
+            raise TypeError(
+                "pictures must be several pictures, got one; use caption() or put it in a list"
+            )
+        return self._describe_batches(iter(pictures), batch_size, options, seed, layer_attention)
+
+    def _describe_batches(
+        self,
+        pictures: Iterator[Picture],
+        batch_size: int,
+        options: DecodingOptions,
+        seed: int | None,
+        layer_attention: bool,
+    ) -> Iterator[PictureCaptions]:
+        while batch := list(islice(pictures, batch_size)):
+            read = [self._read(picture) for picture in batch]
+            good = [item for item in read if not isinstance(item, Exception)]
+            captions = iter(self._caption_batch(good, options, seed, layer_attention))
+            for picture, item in zip(batch, read, strict=True):
+                if isinstance(item, Exception):
+                    yield PictureCaptions(picture, (), item)
+                else:
+                    yield PictureCaptions(picture, next(captions))
+
+    def _read(
+        self, picture: Picture
+    ) -> tuple[Tensor, tuple[int, int]] | ImageReadError | FileNotFoundError:
+        """The encoder's input and the picture's size, or why it cannot be read."""
+        try:
+            if isinstance(picture, Image.Image):
+                image = _to_rgb(_upright(picture))
+            else:
+                image = read_image(picture)
+        except (ImageReadError, FileNotFoundError) as error:
+            return error
+        return self.preprocessing(image), image.size
+
+    def _caption_batch(
+        self,
+        pictures: list[tuple[Tensor, tuple[int, int]]],
+        options: DecodingOptions,
+        seed: int | None,
+        layer_attention: bool,
+    ) -> list[tuple[CaptionResult, ...]]:
+        if not pictures:
+            return []
+        with torch.inference_mode():
+            images = torch.stack([tensor for tensor, _ in pictures]).to(self.device)
+            features = self._encoder(images)
+            if options.method == "sample":
+                # One by one, each from the same seed: what is drawn for a picture depends
+                # neither on its place nor on the pictures around it.
+                found = []
+                for i in range(len(pictures)):
+                    one = dataclasses.replace(features, grid=features.grid[i : i + 1])
+                    found += generate(
+                        self._decoder,
+                        one,
+                        options,
+                        self.vocabulary.special_ids,
+                        generator=self._generator(seed),
+                        layer_attention=layer_attention,
+                    )
+            else:
+                found = generate(
+                    self._decoder,
+                    features,
+                    options,
+                    self.vocabulary.special_ids,
+                    layer_attention=layer_attention,
+                )
+        grid = (features.rows, features.cols)
+        return [
+            tuple(self._to_result(hypothesis, grid, size) for hypothesis in hypotheses)
+            for hypotheses, (_, size) in zip(found, pictures, strict=True)
+        ]
+
+    def _generator(self, seed: int | None) -> torch.Generator:
+        generator = torch.Generator(device=self.device)
+        if seed is None:
+            generator.seed()
+        else:
+            generator.manual_seed(seed)
+        return generator
+
+    def _to_result(
+        self, hypothesis: Hypothesis, grid: tuple[int, int], size: tuple[int, int]
+    ) -> CaptionResult:
+        words = tuple(self.vocabulary.words[i] for i in hypothesis.token_ids)
+        layers = hypothesis.layer_attention
+        return CaptionResult(
+            text=detokenize(words),
+            words=words,
+            token_ids=hypothesis.token_ids,
+            word_log_probs=_to_numpy(hypothesis.token_log_probs),
+            log_prob=hypothesis.log_prob,
+            attention=_to_numpy(hypothesis.attention).reshape(len(words), *grid),
+            crop_box=self.preprocessing.crop_box(*size),
+            image_size=size,
+            finished=hypothesis.finished,
+            score=hypothesis.score,
+            layer_attention=None
+            if layers is None
+            else _to_numpy(layers).reshape(*layers.shape[:3], *grid),
+        )
+
+
+def _find_device(device: str) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"device must be auto, cpu or cuda, got {device!r}") from error
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device is cuda and there is none that torch can use; use auto or cpu")
+    return found
+
+
+def _to_numpy(tensor: Tensor) -> np.ndarray[Any, np.dtype[np.float32]]:
+    return tensor.detach().to("cpu", torch.float32).numpy()

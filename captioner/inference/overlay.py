@@ -1,0 +1,268 @@
+"""Draw where a model looked: one map over its picture, and the figure of a whole caption."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib import font_manager
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+from captioner.types import CaptionResult, CropBox
+
+DEFAULT_COLORMAP = "inferno"
+DEFAULT_OPACITY = 0.6
+
+_SMOOTH_SIDE = 512  # pixels at which a smooth map is coloured before it is enlarged
+
+_INK = (28, 28, 30)
+_FAINT = (110, 110, 116)
+_PAPER = (255, 255, 255)
+
+
+def attention_overlay(
+    image: Image.Image,
+    attention: NDArray[np.floating],
+    crop_box: CropBox | None = None,
+    *,
+    opacity: float = DEFAULT_OPACITY,
+    smooth: bool = True,
+    colormap: str = DEFAULT_COLORMAP,
+) -> Image.Image:
+    """A picture with an attention map over it, at the picture's own size and shape.
+
+    The lowest and the highest value of the map take the ends of the colour map: colours tell
+    where a map is high, not how sharp it is. A flat map is the middle colour everywhere. What
+    the grid does not cover (outside of ``crop_box``) is shown dark and without colour.
+
+    Args:
+        image: The upright picture.
+        attention: One map, (rows, cols), not negative.
+        crop_box: The part of the picture that the grid covers, in its pixels; all by default.
+        opacity: Share of the map in the mixture, 0 to 1.
+        smooth: Whether values are interpolated between the centres of the regions; else each
+            region is one even rectangle.
+        colormap: Name of one of matplotlib's colour maps.
+
+    Returns:
+        A picture in mode RGB of the size of ``image``.
+
+    Raises:
+        ValueError: An argument is out of range, or the map is no finite matrix.
+
+    References:
+        Xu et al. 2015, Show, Attend and Tell, figure 3; there maps are enlarged and smoothed
+        with a Gaussian, here they are interpolated, so that no value moves to another region.
+    """
+    values: NDArray[np.float64] = np.asarray(attention, dtype=np.float64)
+    if values.ndim != 2 or values.size == 0:
+        raise ValueError(f"attention must be one map (rows, cols), got shape {values.shape}")
+    if not np.isfinite(values).all():
+        raise ValueError("attention must be finite, got a map with NaN or infinity")
+    if not 0 <= opacity <= 1:
+        raise ValueError(f"opacity must be between 0 and 1, got {opacity}")
+    image = image.convert("RGB")
+    width, height = image.size
+    # Whole pixels; at least one of them, however thin the picture.
+    left, top, right, bottom = crop_box or (0.0, 0.0, float(width), float(height))
+    left, top = min(round(left), width - 1), min(round(top), height - 1)
+    right, bottom = max(round(right), left + 1), max(round(bottom), top + 1)
+    heat = _heat(values, (right - left, bottom - top), smooth, _colours(colormap))
+
+    if (left, top, right, bottom) == (0, 0, width, height):
+        return Image.blend(image, heat, opacity)
+    grey = image.convert("L").convert("RGB")
+    result = Image.blend(grey, Image.new("RGB", image.size), opacity)
+    inside = image.crop((left, top, right, bottom))
+    result.paste(Image.blend(inside, heat, opacity), (left, top))
+    return result
+
+
+def render_figure(
+    image: Image.Image,
+    result: CaptionResult,
+    *,
+    opacity: float = DEFAULT_OPACITY,
+    smooth: bool = True,
+    colormap: str = DEFAULT_COLORMAP,
+    panel: int = 240,
+) -> Image.Image:
+    """The picture, and one panel per word with the word, its probability and its map.
+
+    Args:
+        image: The upright picture.
+        result: Its caption.
+        opacity: See ``attention_overlay``.
+        smooth: See ``attention_overlay``.
+        colormap: See ``attention_overlay``.
+        panel: Side in pixels of the square that each panel fits into.
+
+    Returns:
+        The figure, in mode RGB.
+
+    References:
+        Xu et al. 2015, Show, Attend and Tell, figure 3.
+    """
+    if image.size != result.image_size:
+        raise ValueError(
+            f"image must be the captioned one of {result.image_size} pixels, got {image.size}"
+        )
+    thumb_size, thumb, crop_box = _thumbnail(image, result.crop_box, panel)
+    word_font, small_font = _font(17), _font(13)
+    title_font = _font(20, bold=True)
+    gap, margin, label = 14, 20, 48
+    panels: list[tuple[str, str, Image.Image]] = [("", "", thumb)]
+    for word, log_prob, attention in zip(
+        result.words, result.word_log_probs, result.attention, strict=True
+    ):
+        overlay = attention_overlay(
+            thumb, attention, crop_box, opacity=opacity, smooth=smooth, colormap=colormap
+        )
+        panels.append((word, format_probability(float(log_prob)), overlay))
+
+    cell_width = max(thumb_size[0], 96)
+    cell_height = thumb_size[1] + label
+    columns = _columns(len(panels), cell_width + gap, cell_height + gap)
+    rows = math.ceil(len(panels) / columns)
+    width = 2 * margin + columns * cell_width + (columns - 1) * gap
+    width = max(width, 2 * margin + 320)
+    title = _wrap(result.text or "(no words)", title_font, width - 2 * margin)
+    title_height = 27 * len(title) + 14
+    height = 2 * margin + title_height + rows * cell_height + (rows - 1) * gap
+
+    figure = Image.new("RGB", (width, height), _PAPER)
+    draw = ImageDraw.Draw(figure)
+    for i, line in enumerate(title):
+        draw.text((margin, margin + 27 * i), line, fill=_INK, font=title_font)
+    for i, (word, probability, picture) in enumerate(panels):
+        row, column = divmod(i, columns)
+        x = margin + column * (cell_width + gap)
+        y = margin + title_height + row * (cell_height + gap)
+        # Pictures stand on the line of words, whatever the shape of the cell.
+        figure.paste(picture, (x + (cell_width - picture.width) // 2, y))
+        centre = x + cell_width // 2
+        below = y + thumb_size[1] + 6
+        if word:
+            shown = _shorten(word, word_font, cell_width)
+            draw.text((centre, below), shown, fill=_INK, font=word_font, anchor="ma")
+            draw.text((centre, below + 22), probability, fill=_FAINT, font=small_font, anchor="ma")
+    return figure
+
+
+def format_probability(log_prob: float) -> str:
+    """A word's probability as people read it.
+
+    >>> format_probability(0.0), format_probability(-1.0), format_probability(-9.0)
+    ('100 %', '37 %', '<0.1 %')
+    """
+    percent = 100 * math.exp(log_prob)
+    if percent < 0.1:
+        return "<0.1 %"
+    return f"{percent:.1f} %" if percent < 9.95 else f"{percent:.0f} %"
+
+
+def _heat(
+    attention: NDArray[np.float64],
+    size: tuple[int, int],
+    smooth: bool,
+    colours: NDArray[np.uint8],
+) -> Image.Image:
+    """The map in colours, of the given width and height."""
+    low, high = attention.min(), attention.max()
+    scaled = (attention - low) / (high - low) if high > low else np.full_like(attention, 0.5)
+    if not smooth:
+        cells = colours[np.rint(scaled * 255).astype(np.uint8)]
+        return Image.fromarray(cells).resize(size, Image.Resampling.NEAREST)
+    # Values are interpolated before they are coloured (between two colours lies no colour of
+    # the map); that is done on a canvas of moderate size, since the rest is only enlargement.
+    scale = min(1.0, _SMOOTH_SIDE / max(size))
+    canvas = (max(1, round(size[0] * scale)), max(1, round(size[1] * scale)))
+    field = Image.fromarray(scaled.astype(np.float32)).resize(canvas, Image.Resampling.BICUBIC)
+    values = np.clip(np.asarray(field), 0, 1)
+    heat = Image.fromarray(colours[np.rint(values * 255).astype(np.uint8)])
+    return heat if canvas == size else heat.resize(size, Image.Resampling.BILINEAR)
+
+
+@functools.cache
+def _colours(name: str) -> NDArray[np.uint8]:
+    """The 256 colours of a colour map, (256, 3)."""
+    try:
+        chosen = mpl.colormaps[name]
+    except KeyError as error:
+        raise ValueError(
+            f"colormap must be the name of one of matplotlib's, such as inferno, viridis or "
+            f"cividis, got {name!r}"
+        ) from error
+    table: NDArray[np.uint8] = chosen(np.linspace(0, 1, 256), bytes=True)[:, :3]
+    return np.ascontiguousarray(table)
+
+
+def _thumbnail(
+    image: Image.Image, crop_box: CropBox, side: int
+) -> tuple[tuple[int, int], Image.Image, CropBox]:
+    """A copy that fits into a square, in the picture's own shape, and its crop box."""
+    width, height = image.size
+    scale = side / max(width, height)
+    size = (max(1, round(width * scale)), max(1, round(height * scale)))
+    # Tiny pictures are enlarged as they are: their pixels are what the model saw.
+    how = Image.Resampling.LANCZOS if scale < 1 else Image.Resampling.NEAREST
+    x, y = size[0] / width, size[1] / height
+    left, top, right, bottom = crop_box
+    box = (left * x, top * y, right * x, bottom * y)
+    return size, image.convert("RGB").resize(size, how), box
+
+
+def _columns(panels: int, cell_width: int, cell_height: int) -> int:
+    """How many panels stand in a row: the figure is a little wider than high, rows are even."""
+    ideal = math.sqrt(1.9 * panels * cell_height / cell_width)
+    columns = min(panels, max(3, min(8, round(ideal))))
+    rows = math.ceil(panels / columns)
+    return math.ceil(panels / rows)
+
+
+@functools.cache
+def _font(size: int, bold: bool = False) -> ImageFont.FreeTypeFont:
+    """DejaVu Sans, which matplotlib brings along."""
+    folder = Path(mpl.get_data_path()) / "fonts" / "ttf"
+    path = folder / ("DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf")
+    if not path.is_file():
+        path = Path(font_manager.findfont("sans-serif"))
+    return ImageFont.truetype(str(path), size)
+
+
+def _wrap(text: str, font: ImageFont.FreeTypeFont, width: int) -> list[str]:
+    """The text in lines that are no wider than ``width`` pixels."""
+    lines: list[str] = []
+    for word in text.split():
+        longer = f"{lines[-1]} {word}" if lines else word
+        if lines and font.getlength(longer) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    return [part for line in lines for part in _break(line, font, width)]
+
+
+def _break(line: str, font: ImageFont.FreeTypeFont, width: int) -> Sequence[str]:
+    """A line cut where it is too wide: words without spaces (Chinese, say) have no other end."""
+    parts, rest = [], line
+    while font.getlength(rest) > width and len(rest) > 1:
+        fits = max(
+            1, next(i for i in range(1, len(rest) + 1) if font.getlength(rest[:i]) > width) - 1
+        )
+        parts.append(rest[:fits])
+        rest = rest[fits:]
+    return [*parts, rest]
+
+
+def _shorten(word: str, font: ImageFont.FreeTypeFont, width: int) -> str:
+    """A word that fits under its panel."""
+    if font.getlength(word) <= width:
+        return word
+    while word and font.getlength(word + "…") > width:
+        word = word[:-1]
+    return word + "…"

@@ -1,0 +1,159 @@
+import matplotlib as mpl
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from captioner.inference.overlay import (
+    _columns,
+    _font,
+    _shorten,
+    _wrap,
+    attention_overlay,
+    format_probability,
+    render_figure,
+)
+from captioner.types import CaptionResult
+
+
+def one_hot(rows: int, cols: int, row: int, col: int) -> np.ndarray:
+    attention = np.zeros((rows, cols), dtype=np.float32)
+    attention[row, col] = 1
+    return attention
+
+
+def brightest(picture: Image.Image) -> tuple[float, float]:
+    """Centre (x, y) of the brightest pixels."""
+    values = np.asarray(picture.convert("RGB")).astype(int).sum(2)
+    y, x = np.nonzero(values == values.max())
+    return x.mean() + 0.5, y.mean() + 0.5
+
+
+def make_result(words: list[str], size: tuple[int, int], rows: int = 3, cols: int = 5):
+    attention = np.full((len(words), rows, cols), 1 / (rows * cols), dtype=np.float32)
+    return CaptionResult(
+        text=" ".join(words),
+        words=tuple(words),
+        token_ids=tuple(range(len(words))),
+        word_log_probs=np.full(len(words), -1.0, dtype=np.float32),
+        log_prob=-1.0 * len(words),
+        attention=attention,
+        crop_box=(0.0, 0.0, float(size[0]), float(size[1])),
+        image_size=size,
+        finished=True,
+        score=0.0,
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), smooth=st.booleans())
+def test_a_region_lands_where_it_was_seen(data: st.DataObject, smooth: bool) -> None:
+    rows, cols = data.draw(st.integers(2, 7)), data.draw(st.integers(2, 7))
+    row, col = data.draw(st.integers(0, rows - 1)), data.draw(st.integers(0, cols - 1))
+    width, height = data.draw(st.integers(60, 900)), data.draw(st.integers(60, 900))
+    overlay = attention_overlay(
+        Image.new("RGB", (width, height), "black"), one_hot(rows, cols, row, col), smooth=smooth
+    )
+    assert overlay.size == (width, height)
+    assert overlay.mode == "RGB"
+    x, y = brightest(overlay)
+    # Inside of the region, whichever of its pixels are the brightest.
+    assert col * width / cols - 1 <= x <= (col + 1) * width / cols + 1
+    assert row * height / rows - 1 <= y <= (row + 1) * height / rows + 1
+
+
+def test_the_map_stays_inside_of_the_crop_box() -> None:
+    picture = Image.new("RGB", (300, 100), (200, 40, 40))
+    overlay = attention_overlay(picture, one_hot(2, 2, 1, 1), (100, 0, 200, 100), smooth=False)
+    assert overlay.size == (300, 100)
+    x, y = brightest(overlay)
+    assert (x, y) == (175, 75)
+    outside = np.asarray(overlay)[:, :100]
+    assert (outside.max(2) == outside.min(2)).all()  # no colour where the model did not look
+    assert len(np.unique(outside)) == 1
+
+
+def test_grid_exact_is_exact() -> None:
+    picture = Image.new("RGB", (40, 20), "black")
+    overlay = attention_overlay(
+        picture, np.array([[0.0, 0.5], [1.0, 0.25]]), smooth=False, opacity=1, colormap="viridis"
+    )
+    colours = np.asarray(overlay)
+    viridis = mpl.colormaps["viridis"]
+    for y, x, value in ((0, 0, 0.0), (0, 39, 0.5), (19, 0, 1.0), (19, 39, 0.25)):
+        wanted = np.array(viridis(round(value * 255), bytes=True)[:3])
+        np.testing.assert_array_equal(colours[y, x], wanted)
+
+
+def test_opacity() -> None:
+    picture = Image.effect_noise((30, 30), 80).convert("RGB")
+    attention = one_hot(3, 3, 0, 2)
+    assert attention_overlay(picture, attention, opacity=0).tobytes() == picture.tobytes()
+    other = attention_overlay(Image.new("RGB", (30, 30)), attention, opacity=1)
+    assert attention_overlay(picture, attention, opacity=1).tobytes() == other.tobytes()
+
+
+def test_a_flat_map_shows_no_structure() -> None:
+    overlay = attention_overlay(Image.new("RGB", (50, 40), "grey"), np.full((4, 5), 1 / 20))
+    assert len(overlay.getcolors()) == 1
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 500), (3000, 2), (7, 3)])
+@pytest.mark.parametrize("smooth", [True, False])
+def test_every_size_is_kept(size: tuple[int, int], smooth: bool) -> None:
+    box = (0.2, 0.2, size[0] - 0.2, size[1] - 0.2)
+    overlay = attention_overlay(
+        Image.new("RGB", size, "white"), one_hot(9, 9, 3, 4), box, smooth=smooth
+    )
+    assert overlay.size == size
+
+
+def test_wrong_arguments() -> None:
+    picture, attention = Image.new("RGB", (9, 9)), np.ones((2, 2))
+    with pytest.raises(ValueError, match=r"one map \(rows, cols\), got shape \(4,\)"):
+        attention_overlay(picture, attention.ravel())
+    with pytest.raises(ValueError, match="opacity must be between 0 and 1, got 2"):
+        attention_overlay(picture, attention, opacity=2)
+    with pytest.raises(ValueError, match=r"colormap .* got 'nope'"):
+        attention_overlay(picture, attention, colormap="nope")
+    with pytest.raises(ValueError, match="finite"):
+        attention_overlay(picture, attention * np.nan)
+    with pytest.raises(ValueError, match="must be the captioned one"):
+        render_figure(picture, make_result(["cat"], (10, 10)))
+
+
+@pytest.mark.parametrize("size", [(640, 400), (2000, 120), (90, 1500), (3, 4)])
+@pytest.mark.parametrize("count", [0, 1, 7, 50])
+def test_figures_have_one_panel_per_word(size: tuple[int, int], count: int) -> None:
+    figure = render_figure(Image.new("RGB", size, "red"), make_result(["cat"] * count, size))
+    # Panels are the only saturated parts of the figure: count their pixels.
+    pixels = np.asarray(figure).astype(int)
+    coloured = (pixels.max(2) - pixels.min(2) > 30).sum()
+    scale = 240 / max(size)
+    area = max(1, round(size[0] * scale)) * max(1, round(size[1] * scale))
+    assert coloured == pytest.approx((count + 1) * area, rel=0.02)
+    assert figure.width <= 2300
+    assert figure.width / figure.height < 8
+
+
+def test_rows_are_even_and_none_is_empty() -> None:
+    for panels in range(1, 60):
+        columns = _columns(panels, 254, 240)
+        rows = -(-panels // columns)
+        assert 1 <= columns <= 8
+        assert (rows - 1) * columns < panels <= rows * columns
+
+
+def test_text_fits() -> None:
+    font = _font(20)
+    lines = _wrap("a dog runs through the long grass of a park " * 3 + "x" * 200, font, 300)
+    assert all(font.getlength(line) <= 300 for line in lines)
+    assert "".join(lines).replace(" ", "") == ("adogrunsthroughthelonggrassofapark" * 3 + "x" * 200)
+    assert font.getlength(_shorten("supercalifragilistic", font, 100)) <= 100
+    assert _shorten("cat", font, 100) == "cat"
+
+
+def test_probabilities_are_readable() -> None:
+    shown = [format_probability(float(np.log(p))) for p in (1.0, 0.5, 0.0994, 0.0996, 0.01, 1e-6)]
+    assert shown == ["100 %", "50 %", "9.9 %", "10 %", "1.0 %", "<0.1 %"]
