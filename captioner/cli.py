@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from captioner import __version__
+from captioner.allocator import keep_freed_memory
 
 if TYPE_CHECKING:
     from captioner.inference.captioner import PictureCaptions
@@ -176,6 +177,7 @@ def _caption(options: argparse.Namespace) -> int:
 
     from captioner.inference.captioner import Captioner
 
+    keep_freed_memory()
     captioner = Captioner.load(options.model, device=options.device)
     described = captioner.describe(
         pictures, batch_size=options.batch_size, seed=options.seed, **overrides
@@ -354,6 +356,7 @@ def _add_demo(commands: Any) -> None:
 
 
 def _demo(options: argparse.Namespace) -> int:
+    keep_freed_memory()
     launch = _import_extra("captioner.demo.app", "launch", "demo", ("gradio", "gradio_client"))
     launch(
         options.model,
@@ -444,6 +447,7 @@ def _data_vocabulary(options: argparse.Namespace) -> int:
 
 
 def _data_features(options: argparse.Namespace) -> int:
+    keep_freed_memory()
     data_module, encoder = _parse_data(options.rest, need_encoder=True)
     output = options.output or data_module.features_path
     if output is None:
@@ -624,6 +628,7 @@ _TRAIN_PACKAGES = (
 
 
 def _run_training(arguments: list[str]) -> int:
+    keep_freed_memory()
     run = _import_extra("captioner.training.cli", "main", "train", _TRAIN_PACKAGES)
     status: int = run(arguments)
     return status

@@ -61,7 +61,7 @@ def read_image(source: str | Path | IO[bytes]) -> Image.Image:
                         "that are read; make a smaller copy"
                     )
                 image.load()
-                return _to_rgb(_upright(image))
+                return to_upright_rgb(image)
     except ImageReadError:
         raise
     except Image.DecompressionBombError as error:
@@ -76,6 +76,11 @@ def read_image(source: str | Path | IO[bytes]) -> Image.Image:
         raise ImageReadError(f"{name}: does not fit into memory") from error
     except Exception as error:  # decoders raise whatever a broken file makes them raise
         raise ImageReadError(f"{name}: cannot be read ({_reason(error)})") from error
+
+
+def to_upright_rgb(image: Image.Image) -> Image.Image:
+    """A picture that is open already as upright 8-bit RGB, as ``read_image`` does it."""
+    return _to_rgb(_upright(image))
 
 
 def _reason(error: Exception) -> str:

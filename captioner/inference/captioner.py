@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from captioner.data.images import ImageReadError, _to_rgb, _upright, read_image
+from captioner.data.images import ImageReadError, read_image, to_upright_rgb
 from captioner.decoding import DecodingOptions, generate
 from captioner.inference.checkpoint import LoadedModel, load_model
 from captioner.inference.options import override_options
@@ -209,7 +209,7 @@ class Captioner:
         """The encoder's input and the picture's size, or why it cannot be read."""
         try:
             if isinstance(picture, Image.Image):
-                image = _to_rgb(_upright(picture))
+                image = to_upright_rgb(picture)
             else:
                 image = read_image(picture)
         except (ImageReadError, FileNotFoundError) as error:

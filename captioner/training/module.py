@@ -20,16 +20,17 @@ from torch.optim import AdamW
 import captioner
 from captioner.decoding import DecodingOptions, generate
 from captioner.models.encoder import CnnEncoder
+from captioner.metrics.torch_metrics import CaptionScores
 from captioner.models.losses import caption_cross_entropy, doubly_stochastic_penalty
 from captioner.text.tokenizer import detokenize
 from captioner.text.vocabulary import Vocabulary
 from captioner.training.initial_weights import load_initial_weights
 from captioner.training.results import (
     check_complete,
+    evaluate_split,
     merge_captions,
-    score_corpus,
     write_captions,
-    write_metrics,
+    write_json,
 )
 from captioner.training.schedule import Schedule
 from captioner.types import CaptionBatch, ImageFeatures, ImageId, Split
@@ -70,8 +71,8 @@ class CaptioningModule(LightningModule):
     fingerprint must then be that of the encoder that made the store.
 
     Validation, test and prediction write captions freely, word after word, for the whole split.
-    Captions and references are then scored once over the corpus; both pass through the project's
-    own tokenizer (``captioner.text.tokenizer``), not the PTB tokenizer of coco-caption.
+    Captions and references are then scored once over the corpus, on the tokens of coco-caption's
+    PTB tokenizer (``captioner.metrics``), so that scores compare with those of other projects.
 
     Args:
         encoder: Makes the encoder. Left out, it is the one of ``initial_weights`` or of
@@ -140,6 +141,8 @@ class CaptioningModule(LightningModule):
         self.initial_weights = initial_weights
         self._decoder_factory = decoder
         self._captions: list[tuple[ImageId, str]] = []
+        # In a dictionary, so that they are no parts of the model.
+        self._scores: dict[Split, CaptionScores] = {}
         self._reference_losses: list[tuple[ImageId, float, int]] = []
         self._resumed_groups: list[dict[str, Any]] | None = None
 
@@ -334,7 +337,8 @@ class CaptioningModule(LightningModule):
     def validation_step(self, batch: CaptionBatch, batch_idx: int) -> None:
         """Caption the pictures of a batch."""
         features = self.encode(batch)
-        self._captions += self.caption_batch(features, batch.image_ids, self.validation_decoding)
+        captions = self.caption_batch(features, batch.image_ids, self.validation_decoding)
+        self._scores["val"].update(*_unzip(captions))
         if self.validation_loss:
             self._reference_losses += self.reference_losses(batch, features)
 
@@ -345,28 +349,32 @@ class CaptioningModule(LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         """Forget the captions of the last time."""
-        self._captions, self._reference_losses = [], []
+        self._reset_scores("val")
+        self._reference_losses = []
 
     def on_validation_epoch_end(self) -> None:
         """Score the captions of the whole split."""
         losses = {key: value for part in _gather(self._reference_losses) for key, *value in part}
-        captions = self._gather_captions()
+        metric = self._scores["val"]
+        captions = metric.captions()
         if self.trainer.sanity_checking:
             return
         complete = self._check_complete(captions, "val", self.trainer.limit_val_batches)
         if complete and self.trainer.is_global_zero:
             folder = Path(self.trainer.default_root_dir)
             write_captions(folder / VALIDATION_RESULTS_FILE, captions)
-        scores = score_corpus(captions, self.data.references("val"))
+        metric.allow_missing = not complete
+        scores = metric.score(captions)
         for name in ("CIDEr", "Bleu_4", "ROUGE_L"):
-            self._log_score(f"val/{name}", scores[name])
+            self._log_score(f"val/{name}", scores[name].corpus)
         if losses:
             total = sum(loss for loss, _ in losses.values())
             self._log_score("val/loss", total / sum(count for _, count in losses.values()))
 
     def test_step(self, batch: CaptionBatch, batch_idx: int) -> None:
         """Caption the pictures of a batch."""
-        self._captions += self.caption_batch(self.encode(batch), batch.image_ids, self.decoding)
+        captions = self.caption_batch(self.encode(batch), batch.image_ids, self.decoding)
+        self._scores["test"].update(*_unzip(captions))
 
     def on_test_start(self) -> None:
         """Check the feature store."""
@@ -374,26 +382,30 @@ class CaptioningModule(LightningModule):
 
     def on_test_epoch_start(self) -> None:
         """Forget the captions of the last time."""
-        self._captions = []
+        self._reset_scores("test")
 
     def on_test_epoch_end(self) -> None:
         """Score the captions of the whole split, and write both to the run's folder."""
-        captions = self._gather_captions()
+        captions = self._scores["test"].captions()
         complete = self._check_complete(captions, "test", self.trainer.limit_test_batches)
-        scores = score_corpus(captions, self.data.references("test"))
-        for name, value in scores.items():
-            self._log_score(f"test/{name}", value)
-        if complete and self.trainer.is_global_zero:
-            folder = Path(self.trainer.default_root_dir)
-            write_captions(folder / RESULTS_FILE, captions)
-            write_metrics(
-                folder / METRICS_FILE,
-                scores,
+        # METEOR takes its time and SPICE its memory: one process scores for all.
+        metrics = self._on_first_process(
+            lambda: evaluate_split(
+                captions,
+                self.data.references("test"),
+                self.data.references("train"),
                 split="test",
-                pictures=len(captions),
                 decoding=self.decoding.to_dict(),
                 data=self.data.fingerprint,
             )
+        )
+        for name, score in metrics["scores"].items():
+            value = score["value"]
+            self._log_score(f"test/{name}", float("nan") if value is None else value)
+        if complete and self.trainer.is_global_zero:
+            folder = Path(self.trainer.default_root_dir)
+            write_captions(folder / RESULTS_FILE, captions)
+            write_json(folder / METRICS_FILE, metrics)
 
     def predict_step(self, batch: CaptionBatch, batch_idx: int) -> list[tuple[ImageId, str]]:
         """Caption the pictures of a batch.
@@ -424,6 +436,30 @@ class CaptioningModule(LightningModule):
         )
         if complete and self.trainer.is_global_zero:
             write_captions(Path(self.trainer.default_root_dir) / RESULTS_FILE, captions)
+
+    def _reset_scores(self, split: Split) -> None:
+        """Begin anew; the references are tokenised once and kept."""
+        metric = self._scores.get(split)
+        references = self.data.references(split)
+        if metric is None or metric.references != references:
+            metric = self._scores[split] = CaptionScores(references)
+        metric.to(self.device)
+        metric.reset()
+
+    def _on_first_process(self, work: Callable[[], Any]) -> Any:
+        """What ``work`` gives, done by one process; all of them stop where it fails."""
+        result, error = None, None
+        if self.trainer.is_global_zero:
+            try:
+                result = work()
+            except Exception as caught:
+                error = caught
+        result, message = _gather((result, None if error is None else str(error)))[0]
+        if error is not None:
+            raise error
+        if message is not None:
+            raise RuntimeError(f"the first process failed: {message}")
+        return result
 
     def _gather_captions(self) -> dict[ImageId, str]:
         captions = merge_captions(_gather(self._captions))
@@ -608,6 +644,11 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(inner) for inner in value]
     return value
+
+
+def _unzip(captions: Sequence[tuple[ImageId, str]]) -> tuple[list[ImageId], list[str]]:
+    """Ids and captions apart."""
+    return [image_id for image_id, _ in captions], [caption for _, caption in captions]
 
 
 def _gather(value: Any) -> list[Any]:

@@ -9,11 +9,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from captioner.metrics.suite import score_captions
-from captioner.text.tokenizer import TOKENIZER_NAME, tokenize
+from captioner.evaluation.evaluate import evaluate
+from captioner.evaluation.inputs import Inputs
+from captioner.metrics.suite import Suite
 from captioner.types import ImageId
-
-METRICS = ("Bleu", "ROUGE_L", "CIDEr")
 
 
 def write_json(path: str | Path, value: Any) -> None:
@@ -88,26 +87,39 @@ def _name(what: str, ids: Sequence[ImageId]) -> str:
     return f"{len(ids)} {what}" + (f" ({shown}{', ...' if len(ids) > 5 else ''})" if ids else "")
 
 
-def score_corpus(
-    captions: Mapping[ImageId, str], references: Mapping[ImageId, Sequence[str]]
-) -> dict[str, float]:
-    """Score the captions of a whole split once, over the corpus.
+def evaluate_split(
+    captions: Mapping[ImageId, str],
+    references: Mapping[ImageId, Sequence[str]],
+    training: Mapping[ImageId, Sequence[str]] | None = None,
+    *,
+    split: str,
+    **more: object,
+) -> dict[str, Any]:
+    """Score the captions of a split once, over the corpus, as ``captioner evaluate`` does.
 
-    Captions and references both pass through ``captioner.text.tokenizer`` (the name of which
-    belongs beside the scores), not through the PTB tokenizer of coco-caption: figures from the
-    two differ a little.
+    Metrics that cannot be computed on this machine are left out with the reason.
 
     Args:
         captions: One caption per picture.
-        references: The captions that people gave, for the same pictures.
+        references: The captions that people gave, for these pictures and maybe others, which
+            then count for CIDEr's document frequencies.
+        training: What the model learned from, to tell which captions are copies.
+        split: Part of the data set.
+        **more: Further JSON values to keep beside the scores.
 
     Returns:
-        ``Bleu_1`` .. ``Bleu_4``, ``ROUGE_L`` and ``CIDEr``, unscaled.
+        The content of ``metrics.json``; scores are unscaled.
     """
-    hypotheses = {key: " ".join(tokenize(caption)) for key, caption in captions.items()}
-    truth = {key: [" ".join(tokenize(c)) for c in references[key]] for key in captions}
-    scores = score_captions(hypotheses, truth, metrics=METRICS)
-    return {name: float(score.corpus) for name, score in scores.items()}
+    inputs = Inputs(
+        hypotheses={str(key): caption for key, caption in captions.items()},
+        references={str(key): list(texts) for key, texts in references.items()},
+        problems=(),
+        annotations="the data set of the run",
+        split=split,
+    )
+    learned = None if training is None else {str(k): list(v) for k, v in training.items()}
+    evaluation = evaluate(inputs, Suite.probe(), training=learned)
+    return {**evaluation.to_dict(), **more}
 
 
 def write_captions(path: str | Path, captions: Mapping[ImageId, str]) -> None:
@@ -118,35 +130,3 @@ def write_captions(path: str | Path, captions: Mapping[ImageId, str]) -> None:
         captions: One caption per picture, in the order to write.
     """
     write_json(path, [{"image_id": key, "caption": text} for key, text in captions.items()])
-
-
-def write_metrics(
-    path: str | Path,
-    scores: Mapping[str, float],
-    *,
-    split: str,
-    pictures: int,
-    decoding: Mapping[str, object],
-    **more: object,
-) -> None:
-    """Write the scores of a split with what is needed to understand them.
-
-    Args:
-        path: File to write, atomically.
-        scores: Unscaled scores by name.
-        split: Part of the data set.
-        pictures: How many pictures were scored.
-        decoding: Decoding options.
-        **more: Further JSON values to write beside them.
-    """
-    write_json(
-        path,
-        {
-            "scores": dict(scores),
-            "split": split,
-            "pictures": pictures,
-            "tokenizer": TOKENIZER_NAME,
-            "decoding": dict(decoding),
-            **more,
-        },
-    )

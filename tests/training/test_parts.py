@@ -13,8 +13,8 @@ from captioner.training.drawn import DrawnPictures
 from captioner.training.random_state import get_random_state, set_random_state
 from captioner.training.results import (
     check_complete,
+    evaluate_split,
     merge_captions,
-    score_corpus,
     write_captions,
     write_json,
 )
@@ -87,13 +87,21 @@ def test_missing_and_strange_pictures_are_named() -> None:
         check_complete([1, 2, 9], [1, 2, 3, 4])
 
 
-def test_scores_pass_both_sides_through_the_tokenizer() -> None:
-    scores = score_corpus(
-        {1: "a dog runs", 2: "two cats sleep here"},
-        {1: ["A dog runs ."], 2: ["Two cats sleep here!"]},
+def test_scores_are_those_of_coco_captions_tokens() -> None:
+    metrics = evaluate_split(
+        {1: "a dog 's toy", "b.jpg": "two cats sleep here"},
+        {1: ["A dog's toy ."], "b.jpg": ["Two cats sleep here!"]},
+        {2: ["Two cats sleep here."]},
+        split="test",
+        decoding={"beam_size": 2},
     )
-    assert scores["Bleu_1"] == pytest.approx(1.0)
-    assert scores["ROUGE_L"] == pytest.approx(1.0)
+    for name in ("Bleu_1", "ROUGE_L"):
+        assert metrics["scores"][name]["value"] == pytest.approx(1.0)
+    assert set(metrics["scores"]["CIDEr"]) == {"value", "low", "high"}
+    assert metrics["diversity"]["in_training"] == 0.5
+    assert metrics["split"] == "test"
+    assert metrics["decoding"] == {"beam_size": 2}
+    assert json.loads(json.dumps(metrics, allow_nan=False)) == metrics
 
 
 def test_captions_are_a_coco_results_file(tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ import pytest
 import torch
 import yaml
 
+from captioner.cli import main as captioner_command
 from captioner.inference.captioner import Captioner
+from captioner.metrics.suite import SCORE_NAMES
 from captioner.training.cli import CaptioningCLI, main
 
 RunCli = Callable[..., CaptioningCLI]
@@ -86,11 +88,20 @@ def test_test_writes_captions_and_metrics(
     results = json.loads((tmp_path / "test" / "results.json").read_text(encoding="utf-8"))
     assert {row["image_id"] for row in results} == set(cli.datamodule.references("test"))
     metrics = json.loads((tmp_path / "test" / "metrics.json").read_text(encoding="utf-8"))
-    assert metrics["tokenizer"]
+    assert metrics["tokenizer"] == "ptb-1"
     assert metrics["split"] == "test"
     assert metrics["pictures"] == 2
     assert metrics["decoding"]["beam_size"] == 2
-    assert set(metrics["scores"]) == {"Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "ROUGE_L", "CIDEr"}
+    assert {*metrics["scores"], *metrics["absent"]} == set(SCORE_NAMES)
+    assert {"Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "ROUGE_L", "CIDEr"} <= set(metrics["scores"])
+    # The results file, scored by hand, gives the same.
+    annotations = tmp_path / "refs.json"
+    annotations.write_text(json.dumps(cli.datamodule.references("test")), encoding="utf-8")
+    arguments = [str(tmp_path / "test" / "results.json"), str(annotations)]
+    assert captioner_command(["evaluate", *arguments, f"--output={tmp_path / 'again'}"]) == 0
+    again = json.loads((tmp_path / "again" / "metrics.json").read_text(encoding="utf-8"))
+    assert again["scores"] == metrics["scores"]
+    assert set(again) <= set(metrics)
 
 
 def test_predict_needs_no_model_options_beside_the_checkpoint(
