@@ -21,6 +21,7 @@ from captioner.models.attention import (
     weighted_regions,
 )
 from captioner.models.captions import StepLayout, pack_captions
+from captioner.models.dropout import dropout
 from captioner.models.interfaces import DecoderOutput, DecoderState, StepOutput
 from captioner.models.recurrence import AttentiveRecurrence, lstm_gates
 from captioner.types import ImageFeatures
@@ -190,17 +191,17 @@ class ShowAttendTellDecoder(nn.Module):
             # Without gain and bias of its own: the projection that follows has both.
             grid = F.layer_norm(grid, (self.feature_dim,))
         values = torch.relu(self.value(grid))
-        values = F.dropout(values, self.feature_dropout, self.training)
+        values = dropout(values, self.feature_dropout, self.training)
         hidden, cell = torch.tanh(self.initial(values.mean(1))).chunk(2, dim=1)
         return self.key(values), values, hidden, cell
 
     def _words(self, tokens: Tensor) -> Tensor:
-        return F.dropout(self.embedding(tokens), self.dropout, self.training)
+        return dropout(self.embedding(tokens), self.dropout, self.training)
 
     def _logits(self, words: Tensor, hidden: Tensor, context: Tensor) -> Tensor:
         """Deep output layer (eq. 7) over packed positions or rows, (P, V)."""
         deep = words + self.deep_hidden(hidden) + self.deep_context(context)
-        deep = F.dropout(deep, self.dropout, self.training)
+        deep = dropout(deep, self.dropout, self.training)
         weight = self.embedding.weight if self.output_weight is None else self.output_weight
         return F.linear(deep, weight, self.output_bias)
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from captioner.models.attention import RowGroups
 from captioner.models.captions import PackedCaptions, pack_captions
+from captioner.models.dropout import Dropout
 from captioner.models.interfaces import DecoderOutput, DecoderState, StepOutput
 from captioner.types import ImageFeatures
 
@@ -128,7 +129,7 @@ class FeedForward(nn.Module):
     def __init__(self, width: int, inner_width: int, dropout: float) -> None:
         super().__init__()
         self.enter = nn.Linear(width, inner_width)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.leave = nn.Linear(inner_width, width)
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -153,7 +154,7 @@ class GridEncoderLayer(nn.Module):
         self.feedforward_norm = nn.LayerNorm(width)
         # No dropout inside, as in the paper: over all regions it would cost a tenth of the time.
         self.feedforward = FeedForward(width, inner_width, 0.0)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, regions: Tensor) -> Tensor:
         """Regions (M, R, d) that know of each other."""
@@ -186,7 +187,7 @@ class TransformerLayer(nn.Module):
         self.cross_out = nn.Linear(width, width)
         self.feedforward_norm = nn.LayerNorm(width)
         self.feedforward = FeedForward(width, inner_width, dropout)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def project_regions(self, regions: Tensor) -> tuple[Tensor, Tensor]:
         """Cross-attention keys and values of regions (M, R, d), (M, h, R, d / h) each."""
@@ -375,7 +376,7 @@ class TransformerDecoder(nn.Module):
             None if tie_embeddings else nn.Parameter(torch.empty(vocabulary_size, model_dim))
         )
         self.output_bias = nn.Parameter(torch.zeros(vocabulary_size))
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self._reset_parameters()
 
     def _reset_parameters(self) -> None:
