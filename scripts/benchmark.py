@@ -5,6 +5,7 @@
         --batch-size 12 --captions-per-picture 5 --decoder lstm
     python scripts/benchmark.py encoder --size 260
     python scripts/benchmark.py allocator --size 260        # what keeping freed memory brings
+    python scripts/benchmark.py metrics captions_val2017.json   # beside pycocoevalcap (Java)
 
 Progress goes to stderr. Rounds of all models are interleaved, so that a busy machine slows all
 of them alike and the ratios hold; each figure is the median over rounds.
@@ -13,13 +14,17 @@ of them alike and the ratios hold; each figure is the median over rounds.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
+import os
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -274,6 +279,76 @@ def benchmark_allocator(options: argparse.Namespace) -> dict[str, object]:
     return {"pictures_per_second": speeds, "times_given_back": ratio}
 
 
+def benchmark_metrics(options: argparse.Namespace) -> dict[str, object]:
+    """Caption metrics beside pycocoevalcap's: the first caption of each picture as hypothesis."""
+    from pycocoevalcap.bleu.bleu import Bleu
+    from pycocoevalcap.cider.cider import Cider
+    from pycocoevalcap.meteor.meteor import Meteor
+    from pycocoevalcap.rouge.rouge import Rouge
+    from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
+
+    from captioner.metrics import CiderReward, ptb_tokenize_pair, score_captions
+    from captioner.metrics.meteor import load_resources, meteor
+
+    annotations = json.loads(Path(options.annotations).read_text(encoding="utf-8"))["annotations"]
+    captions: dict[int, list[str]] = {}
+    for annotation in sorted(annotations, key=lambda annotation: annotation["id"]):
+        captions.setdefault(annotation["image_id"], []).append(annotation["caption"])
+    chosen = list(captions.items())[: options.pictures]
+    hypotheses = {key: first for key, (first, *rest) in chosen if rest}
+    references = {key: rest for key, (_, *rest) in chosen if rest}
+    os.environ.setdefault("JAVA_TOOL_OPTIONS", "-Dfile.encoding=UTF-8")
+
+    def package() -> tuple[dict[int, list[str]], dict[int, list[str]]]:
+        with contextlib.redirect_stdout(io.StringIO()):
+            tokenizer = PTBTokenizer()
+            their_references = tokenizer.tokenize(
+                {key: [{"caption": text} for text in texts] for key, texts in references.items()}
+            )
+            their_hypotheses = tokenizer.tokenize(
+                {key: [{"caption": text}] for key, text in hypotheses.items()}
+            )
+            for scorer in (Bleu(4), Rouge(), Cider()):
+                scorer.compute_score(their_references, their_hypotheses)
+        return their_references, their_hypotheses
+
+    def ours() -> tuple[dict[int, str], dict[int, list[str]]]:
+        ours_hypotheses, ours_references = ptb_tokenize_pair(hypotheses, references)
+        score_captions(ours_hypotheses, ours_references, ("Bleu", "ROUGE_L", "CIDEr"))
+        return ours_hypotheses, ours_references
+
+    note("building METEOR's index where it is not there yet")
+    load_resources()
+    their_references, their_hypotheses = package()
+    tokenized, tokenized_references = ours()
+    reward = CiderReward(tokenized_references)
+    keys, texts = list(tokenized), list(tokenized.values())
+
+    def jar() -> None:
+        Meteor().compute_score(their_references, their_hypotheses)
+
+    def package_cider() -> None:
+        Cider().compute_score(their_references, their_hypotheses)
+
+    device = torch.device("cpu")
+    result: dict[str, object] = {"pictures": len(keys)}
+    works: dict[str, dict[str, Callable[[], object]]] = {
+        "tokens_bleu_rouge_cider": {"package": package, "ours": ours},
+        "meteor": {
+            "package": jar,
+            "ours": lambda: meteor(tokenized, tokenized_references),
+        },
+        "cider_reward": {"package": package_cider, "ours": lambda: reward(keys, texts)},
+    }
+    for what, pair in works.items():
+        taken = interleaved(pair, options.rounds, device, what)
+        result[what] = {
+            "seconds": {name: round(duration, 3) for name, duration in taken.items()},
+            "times_package": round(taken["package"] / taken["ours"], 2),
+        }
+    return result
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     common = argparse.ArgumentParser(add_help=False)
@@ -345,6 +420,17 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     allocator.set_defaults(run=benchmark_allocator)
+
+    metrics = commands.add_parser(
+        "metrics",
+        help="caption metrics beside pycocoevalcap's",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    metrics.add_argument("annotations", help="a captions file of COCO, such as val2017's")
+    metrics.add_argument("--pictures", type=int, help="only the first ones (default: all)")
+    metrics.add_argument("--rounds", type=int, default=3, help="measured rounds")
+    metrics.set_defaults(threads=None, seed=0)
+    metrics.set_defaults(run=benchmark_metrics)
     return parser
 
 

@@ -1,6 +1,7 @@
 """The benchmark runs on tiny sizes and prints JSON with ratios on stdout alone."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -48,3 +49,18 @@ def test_allocator():
     assert result["times_given_back"] == pytest.approx(
         speeds["kept"] / speeds["given_back"], abs=0.006
     )
+
+
+@pytest.mark.java
+def test_metrics(tmp_path):
+    pytest.importorskip("pycocoevalcap")
+    if shutil.which("java") is None:
+        pytest.skip("there is no Java on this machine")
+    texts = ["a dog runs", "a brown dog runs fast", "two cats", "two cats sleep on a mat"]
+    annotations = [{"id": i, "image_id": i // 2, "caption": text} for i, text in enumerate(texts)]
+    path = tmp_path / "captions.json"
+    path.write_text(json.dumps({"annotations": annotations}))
+    result = run("metrics", str(path), "--rounds", "1")
+    assert result["pictures"] == 2
+    for what in ("tokens_bleu_rouge_cider", "meteor", "cider_reward"):
+        assert result[what]["times_package"] > 0
