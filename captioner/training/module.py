@@ -19,8 +19,8 @@ from torch.optim import AdamW
 
 import captioner
 from captioner.decoding import DecodingOptions, generate
-from captioner.models.encoder import CnnEncoder
 from captioner.metrics.torch_metrics import CaptionScores
+from captioner.models.encoder import CnnEncoder
 from captioner.models.losses import caption_cross_entropy, doubly_stochastic_penalty
 from captioner.text.tokenizer import detokenize
 from captioner.text.vocabulary import Vocabulary

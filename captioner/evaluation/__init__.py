@@ -1,0 +1,1 @@
+"""Results files of any project against annotations: scores, intervals, comparisons, reports."""
