@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import re
 import shlex
 import shutil
@@ -44,6 +45,12 @@ def place(tmp_path_factory: pytest.TempPathFactory, drawn_pictures: Path) -> Pat
         (data / f"Flickr_8k.{name}Images.txt").write_text("\n".join(listed))
     lines = [f"{r.image_id}#{i}\t{c}" for r in records for i, c in enumerate(r.captions)]
     (data / "Flickr8k.token.txt").write_text("\n".join(lines))
+    (folder / "references.json").write_text(
+        json.dumps({r.image_id: list(r.captions) for r in records})
+    )
+    for name, captions in (("mine", ["a red circle"]), ("theirs", ["a dog", "a blue square"])):
+        written = {r.image_id: captions[i % len(captions)] for i, r in enumerate(records)}
+        (folder / f"{name}.json").write_text(json.dumps(written))
     return folder
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from captioner.files import write_whole
 from captioner.types import ImageId
 
 logger = logging.getLogger(__name__)
@@ -274,9 +275,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
-    temporary = folder / f"{_MANIFEST}.new"
-    temporary.write_text(json.dumps(manifest, ensure_ascii=False), encoding="utf-8")
-    temporary.replace(folder / _MANIFEST)
+    write_whole(folder / _MANIFEST, json.dumps(manifest, ensure_ascii=False))
 
 
 def _resize(path: Path, size: int) -> None:

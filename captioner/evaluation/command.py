@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +18,7 @@ from captioner.evaluation.evaluate import (
 )
 from captioner.evaluation.inputs import Inputs, load_inputs
 from captioner.evaluation.tables import comparison_table, evaluation_table
+from captioner.files import write_whole
 from captioner.metrics.document_frequencies import DocumentFrequencies
 from captioner.metrics.spice import SpiceOptions
 from captioner.metrics.suite import ALL_METRICS, SCORE_NAMES, Suite
@@ -153,9 +152,9 @@ def run_evaluate(
     if folder is not None:
         from captioner.evaluation.report import build_report
 
-        _write(folder / METRICS_FILE, _json(evaluation.to_dict()))
-        _write(folder / PER_IMAGE_FILE, per_image_csv(evaluation))
-        _write(folder / REPORT_FILE, build_report(evaluation, found))
+        write_whole(folder / METRICS_FILE, _json(evaluation.to_dict()))
+        write_whole(folder / PER_IMAGE_FILE, per_image_csv(evaluation))
+        write_whole(folder / REPORT_FILE, build_report(evaluation, found))
     missed = set(settings.metrics or ()) & set(evaluation.absent)
     return evaluation_table(evaluation), 1 if missed else 0
 
@@ -200,7 +199,7 @@ def run_compare(
         bootstrap=settings.bootstrap,
     )
     if folder is not None:
-        _write(folder / COMPARISON_FILE, _json(comparison.to_dict()))
+        write_whole(folder / COMPARISON_FILE, _json(comparison.to_dict()))
     absent = {**comparison.first.absent, **comparison.second.absent}
     missed = set(settings.metrics or ()) & set(absent)
     return comparison_table(comparison), 1 if missed else 0
@@ -220,18 +219,3 @@ def _tell(inputs: Inputs, note: Note) -> None:
 
 def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False) + "\n"
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file so that a reader finds the old one or the whole new one."""
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", errors="replace", newline="") as file:
-            file.write(text)
-        mask = os.umask(0)
-        os.umask(mask)
-        Path(temporary).chmod(0o666 & ~mask)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

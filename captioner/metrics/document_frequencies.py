@@ -6,14 +6,13 @@ import gzip
 import io
 import json
 import math
-import os
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from captioner.files import write_whole
 from captioner.metrics.ngrams import MAX_ORDER
 from captioner.metrics.score import ImageKey, KeyT, Score, check_ids
 from captioner.metrics.tokenize_ptb import PTB_TOKENIZER_NAME
@@ -75,7 +74,6 @@ class DocumentFrequencies:
     def save(self, path: str | Path) -> None:
         """Write the frequencies as JSON, packed where the name ends in ``.gz``; whole or not."""
         path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
         value = {
             "format": FORMAT,
             "tokenizer": self.tokenizer,
@@ -89,17 +87,7 @@ class DocumentFrequencies:
             with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as file:
                 file.write(data)
             data = packed.getvalue()
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-            mask = os.umask(0)
-            os.umask(mask)
-            Path(temporary).chmod(0o666 & ~mask)
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        write_whole(path, data)
 
     @classmethod
     def load(cls, path: str | Path, tokenizer: str = PTB_TOKENIZER_NAME) -> DocumentFrequencies:

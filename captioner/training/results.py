@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from captioner.evaluation.evaluate import evaluate
 from captioner.evaluation.inputs import Inputs
+from captioner.files import write_whole
 from captioner.metrics.suite import Suite
 from captioner.types import ImageId
 
@@ -22,24 +21,7 @@ def write_json(path: str | Path, value: Any) -> None:
         path: File to write; its folder is made where absent.
         value: JSON values.
     """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # In the same folder, since only a rename within one file system is atomic.
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(value, file, ensure_ascii=False, indent=2)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        # mkstemp makes files for the owner alone; give what open() would have given.
-        mask = os.umask(0)
-        os.umask(mask)
-        Path(temporary).chmod(0o666 & ~mask)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_whole(path, json.dumps(value, ensure_ascii=False, indent=2) + "\n")
 
 
 def merge_captions(

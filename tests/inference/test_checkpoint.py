@@ -265,7 +265,10 @@ def test_damaged_files_are_named(exported: Path, name: str, damage: str) -> None
         (lambda c: c["decoding"].update(beams=3), r"decoding in .*config\.json.*beams"),
         (lambda c: c["encoder"].update(class_path="json.JSONDecoder"), "no torch module class"),
         (lambda c: c["encoder"].update(class_path="subprocess.Popen"), "no torch module class"),
-        (lambda c: c["encoder"].update(class_path="wave.Wave_read"), "not from captioner.models"),
+        (
+            lambda c: c["encoder"].update(class_path="never.imported.Thing"),
+            "not from captioner.models",
+        ),
         (lambda c: c["encoder"].update(class_path="captioner.models.gone.X"), "not part of this"),
         (lambda c: c["decoder"]["init_args"].update(gone=1), "cannot be built.*gone"),
         (lambda c: c["decoder"]["init_args"].update(vocabulary_size=9), "of different models"),
