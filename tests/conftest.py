@@ -5,6 +5,9 @@ import os
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Tiny models gain nothing from more threads, which wait for each other on a busy machine. The
+# processes that tests start inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
