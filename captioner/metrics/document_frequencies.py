@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from captioner.files import write_whole
 from captioner.metrics.ngrams import MAX_ORDER
 from captioner.metrics.score import ImageKey, KeyT, Score, check_ids
 from captioner.metrics.tokenize_ptb import PTB_TOKENIZER_NAME
@@ -87,7 +86,10 @@ class DocumentFrequencies:
             with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as file:
                 file.write(data)
             data = packed.getvalue()
-        write_whole(path, data)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.tmp")
+        temporary.write_bytes(data)
+        temporary.replace(path)
 
     @classmethod
     def load(cls, path: str | Path, tokenizer: str = PTB_TOKENIZER_NAME) -> DocumentFrequencies:
