@@ -18,6 +18,7 @@ from typing import Any
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 
 import gradio as gr
+from gradio.utils import get_upload_folder
 
 import captioner
 from captioner.demo.batch import Row, caption_items, count_items, read_items, to_html
@@ -190,9 +191,9 @@ def build_demo(models: Sequence[str] | None = None, examples: Path | None = None
         gr.Markdown(_TITLE, elem_id="title")
         with gr.Tab("One picture", id="one"):
             picture = _one_picture(site, examples, threads)
-        with gr.Tab("Several pictures", id="several"):
+        with gr.Tab("Several", id="several"):
             _several_pictures(site)
-        with gr.Tab("For programs", id="api"):
+        with gr.Tab("API", id="api"):
             names = list(captioners)
             gr.Markdown(
                 _API.format(
@@ -537,12 +538,24 @@ def _picture_input() -> gr.Image:
     )
 
     def as_uploaded(payload: Any) -> str | None:
-        return None if payload is None else payload.path
+        return None if payload is None else _uploaded(payload.path)
 
     # A subclass would have Gradio write an interface file beside this one.
     setattr(picture, "preprocess", as_uploaded)  # noqa: B010 - mypy allows no method assignment
     _refuse_addresses(picture)
     return picture
+
+
+def _uploaded(path: Any) -> str:
+    """A path that a request names, if something was uploaded there.
+
+    Gradio checks only paths that come with the mark of its own clients; ``{"path":
+    "/etc/hostname"}`` alone passes it by.
+    """
+    folder = Path(get_upload_folder()).resolve()
+    if not isinstance(path, str) or not Path(path).resolve().is_relative_to(folder):
+        raise gr.Error("Upload a file; paths of the server are not read.")
+    return path
 
 
 def _refuse_addresses(component: Any) -> None:
@@ -589,6 +602,11 @@ def _several_pictures(site: _Site) -> None:
                 elem_id="batch-files",
                 height=200,
             )
+
+            def as_uploaded(payload: Any) -> list[str] | None:
+                return None if payload is None else [_uploaded(one.path) for one in payload.root]
+
+            setattr(files, "preprocess", as_uploaded)  # noqa: B010 - as above
             _refuse_addresses(files)
             model = gr.Radio(
                 names, value=names[0], label="Model", visible=len(names) > 1, elem_id="batch-model"
@@ -603,7 +621,6 @@ def _several_pictures(site: _Site) -> None:
         with _told():
             if not paths:
                 raise DemoError("Add pictures or a ZIP archive first.")
-            paths = [str(path) for path in paths]
             site.uploads.keep(request.session_hash, paths)
             model_captioner = find_captioner(site.captioners, model)
             total = count_items(paths)
