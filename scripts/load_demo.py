@@ -26,6 +26,7 @@ PICTURE = Path(__file__).resolve().parents[1] / "demo" / "examples" / "chelsea.j
 
 
 def main() -> int:
+    """Run both measurements; the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("picture", nargs="?", type=Path, default=PICTURE)
     parser.add_argument("--model", action="append", help="as in `captioner demo`")

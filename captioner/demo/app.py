@@ -146,6 +146,7 @@ class _Side:
     """The controls and the viewer of one caption; a comparison has two."""
 
     model: gr.Radio
+    chosen: Any  # the event of another model, after which its own options stand in the controls
     method: gr.Radio
     beam_size: gr.Slider
     length_penalty: gr.Slider
@@ -374,12 +375,13 @@ def _one_picture(site: _Site, examples: Path | None, threads: int) -> gr.Image:
     ]
     for side, viewer, function, extra in both:
         inputs = [picture, *extra, side.model, *side.decoding]
-        triggers = [picture.change, side.model.input, side.method.input, button.click]
+        triggers = [picture.change, side.method.input, button.click]
         triggers += [side.seed.submit]
         triggers += [slider.release for slider in side.decoding if isinstance(slider, gr.Slider)]
         if extra:
             triggers.append(compare.input)
         gr.on(triggers, function, inputs, viewer, trigger_mode="always_last", **own)
+        side.chosen.then(function, inputs, viewer, trigger_mode="always_last", **own)
         viewer.force_word(force_word, picture, viewer, **own)
         viewer.export_file(export_file, picture, downloads, **own | {"show_progress": "hidden"})
     button.click(ask, picture, api_visibility="private", show_progress="hidden")
@@ -401,7 +403,7 @@ def _side(site: _Site, name: str, label: str, prefix: str) -> _Side:
     model = gr.Radio(
         names, value=name, label=label, elem_id=f"{prefix}-model", visible=len(names) > 1
     )
-    note = gr.Markdown(describe_model(site.captioners[name]), elem_id="about")
+    note = gr.Markdown(describe_model(site.captioners[name]), elem_classes=["about"])
     with gr.Accordion("Decoding", open=False, elem_id=f"{prefix}-decoding"):
         method = gr.Radio(
             [("Beam search", "beam"), ("Greedy", "greedy"), ("Sampling", "sample")],
@@ -450,15 +452,23 @@ def _side(site: _Site, name: str, label: str, prefix: str) -> _Side:
         show_progress="hidden",
         queue=False,
     )
-    model.change(
-        lambda chosen: describe_model(site.captioners[chosen]),
+    chosen = model.input(
+        lambda name: _model_defaults(site.captioners[name]),
         model,
-        note,
+        [note, beam_size, length_penalty],
         api_visibility="private",
         show_progress="hidden",
         queue=False,
     )
-    return _Side(model, method, beam_size, length_penalty, temperature, top_p, seed, num_captions)
+    return _Side(
+        model, chosen, method, beam_size, length_penalty, temperature, top_p, seed, num_captions
+    )
+
+
+def _model_defaults(model: Captioner) -> tuple[str, int, float]:
+    """What the page says of a model, and the beam search that was chosen for it."""
+    options = model.options
+    return describe_model(model), min(options.beam_size, MAX_BEAMS), options.length_penalty
 
 
 def _viewer(name: str) -> gr.HTML:
