@@ -31,12 +31,14 @@ CHROMIUM = Path("/usr/bin/chromium")
 def address(tiny_models: dict[str, Path]) -> Iterator[str]:
     """The page, served on a free port of this machine."""
     addresses: list[str] = []
-    page = app.launch(
-        [str(tiny_models["sat"]), str(tiny_models["transformer"])],
-        port=0,
-        announce=addresses.append,
-        block=False,
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(app, "REQUEST_SECONDS", 600.0)  # a busy machine is no failure
+        page = app.launch(
+            [str(tiny_models["sat"]), str(tiny_models["transformer"])],
+            port=0,
+            announce=addresses.append,
+            block=False,
+        )
     yield addresses[0]
     page.close()
 
@@ -303,7 +305,7 @@ class Visit:
     ) -> None:
         self.context = browser.new_context(viewport={"width": width, "height": height}, **context)
         self.page = self.context.new_page()
-        self.page.set_default_timeout(60_000)
+        self.page.set_default_timeout(120_000)
         self.requests: list[str] = []
         self.problems: list[str] = []
         self.page.on("request", lambda request: self.requests.append(request.url))
@@ -454,8 +456,10 @@ def test_two_models_side_by_side_and_single_heads(
     with Image.open(picture) as image:
         image = image.convert("RGB")
     for layer, head in ((0, 0), (0, None), (1, 1)):
-        visit.page.get_by_label("Layer", exact=True).select_option(str(layer))
-        visit.page.get_by_label("Head", exact=True).select_option("" if head is None else str(head))
+        visit.page.locator("#second-viewer select.layer").select_option(str(layer))
+        visit.page.locator("#second-viewer select.head").select_option(
+            "" if head is None else str(head)
+        )
         chosen = select_maps(results["transformer"], layer, head)
         close_to(visit.canvas("second"), attention_overlay(image, chosen.attention[0]))
     assert len(visit.requests) == requests  # nothing was asked of the server
