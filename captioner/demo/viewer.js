@@ -104,6 +104,7 @@
       this.host = host;
       this.trigger = trigger;
       this.history = [];
+      this.opened = {};
       this.data = null;
       this.timer = null;
       viewers.add(this);
@@ -191,7 +192,7 @@
     }
 
     buildStyle() {
-      const group = make("details", { class: "style" }, make("summary", {}, "How maps are drawn"));
+      const group = this.details("style", "How maps are drawn");
       this.opacity = make("input", {
         type: "range", min: "0", max: "1", step: "0.05",
         oninput: (e) => { style.opacity = Number(e.target.value); redrawAll(); },
@@ -221,8 +222,8 @@
       const file = (kind, label) =>
         make("button", { class: "tool", type: "button", onclick: () => this.askFile(kind) }, label);
       this.copied = make("span", { class: "copied", role: "status" });
-      return make(
-        "details", { class: "out" }, make("summary", {}, "Take along"),
+      const group = this.details("out", "Take along");
+      group.append(
         make(
           "div", { class: "tools" },
           make("button", { class: "tool copy", type: "button", onclick: () => this.copy() }, "Copy as alt text"),
@@ -231,6 +232,16 @@
           make("button", { class: "tool json", type: "button", onclick: () => this.saveJson() }, "Everything (JSON)"),
         ),
         this.copied,
+      );
+      return group;
+    }
+
+    /* A part that stays open or closed when another caption comes. */
+    details(name, title) {
+      return make(
+        "details",
+        { class: name, open: this.opened[name] === true, ontoggle: (e) => { this.opened[name] = e.target.open; } },
+        make("summary", {}, title),
       );
     }
 
