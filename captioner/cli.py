@@ -245,15 +245,9 @@ def _format(path: Path, result: CaptionResult, kind: str) -> str:
         # The line has one tab and one end, whatever the path holds.
         shown = _as_text(path).replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")
         return f"{shown}\t{result.text}"
-    return _to_json(
-        {
-            "image": _as_text(path),
-            "caption": result.text,
-            "words": list(result.words),
-            "word_log_probs": [round(float(value), 6) for value in result.word_log_probs],
-            "log_prob": round(float(result.log_prob), 6),
-        }
-    )
+    from captioner.inference.records import caption_record
+
+    return _to_json(caption_record(_as_text(path), result))
 
 
 def _check_attention_targets(folder: Path, pictures: Sequence[Path]) -> None:

@@ -159,6 +159,21 @@ class Hypothesis:
 
 
 @dataclass(frozen=True)
+class Alternative:
+    """A word that the model might have written in place of another.
+
+    Args:
+        word: The word as the vocabulary has it; the end token's own name for an end there.
+        token_id: Its id.
+        log_prob: The model's own log-probability of it, given the words before.
+    """
+
+    word: str
+    token_id: int
+    log_prob: float
+
+
+@dataclass(frozen=True)
 class CaptionResult:
     """A caption with everything that a person may want to look at.
 
@@ -174,6 +189,8 @@ class CaptionResult:
         finished: Whether the model ended the caption itself.
         score: What the search ranked by.
         layer_attention: Maps of every layer and head, (T, layers, heads, rows, cols).
+        alternatives: For each word, and for what comes after the last one, the likeliest other
+            tokens, likeliest first; T + 1 entries. On request.
     """
 
     text: str
@@ -187,3 +204,4 @@ class CaptionResult:
     finished: bool
     score: float
     layer_attention: NDArray[np.float32] | None = None
+    alternatives: tuple[tuple[Alternative, ...], ...] | None = None

@@ -44,6 +44,7 @@ def generate(
         layer_attention: Whether the maps of every layer and head are wanted too.
         prefix: Ids of words that every caption begins with, at most ``max_length``. They are
             exempt from bans; their log-probabilities and maps are reported like those of others.
+            The end token may be the last: then the caption is these words and ends there.
 
     Returns:
         For each picture up to ``num_captions`` captions, best first (finished ones before those
@@ -56,7 +57,7 @@ def generate(
     _check_prefix(prefix, options, special_ids)
     if features.grid.shape[0] == 0:
         return []
-    with _evaluating(decoder), torch.inference_mode():
+    with evaluating(decoder), torch.inference_mode():
         if options.method == "sample":
             return sample_captions(
                 decoder,
@@ -84,16 +85,17 @@ def _check_prefix(prefix: Sequence[int], options: DecodingOptions, special_ids: 
             f"prefix must have at most max_length={options.max_length} words, got {len(prefix)}"
         )
     no_words = {special_ids.pad_id, special_ids.bos_id, special_ids.eos_id}
-    for token_id in prefix:
+    words = prefix[:-1] if prefix and prefix[-1] == special_ids.eos_id else prefix
+    for token_id in words:
         if token_id in no_words or token_id < 0:
             raise ValueError(
-                f"prefix must hold ids of words, got {token_id}, which is no word; leave PAD, BOS "
-                "and EOS out"
+                f"prefix must hold ids of words, got {token_id}, which is no word; leave PAD and "
+                "BOS out, and EOS unless it is the last"
             )
 
 
 @contextmanager
-def _evaluating(decoder: CaptionDecoder) -> Iterator[None]:
+def evaluating(decoder: CaptionDecoder) -> Iterator[None]:
     """Put a decoder into eval mode for a while; modules that were frozen stay frozen after."""
     modules = list(decoder.modules()) if isinstance(decoder, nn.Module) else []
     modes = [module.training for module in modules]

@@ -1,27 +1,58 @@
-"""What the page does, as plain functions: it shows a result and computes nothing of its own."""
+"""What the page does, as plain functions: it shows results and computes none of its own."""
 
 from __future__ import annotations
 
-import html
+import base64
+import io
+import json
 import math
-from collections.abc import Mapping, Sequence
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, ParamSpec, TypeVar
 
+import numpy as np
 from PIL import Image
 
 from captioner.data.images import ImageReadError, read_image
 from captioner.inference.captioner import Captioner
 from captioner.inference.checkpoint import list_models
-from captioner.inference.overlay import attention_overlay, format_probability
+from captioner.inference.overlay import (
+    colormap_table,
+    picture_url,
+    render_animation,
+    render_figure,
+    render_figure_svg,
+    select_maps,
+)
+from captioner.inference.records import caption_record
 from captioner.types import CaptionResult
 
-EMPTY_CAPTION = (
-    '<p class="caption empty">The caption comes here, with one map for every word: '
-    "add a picture or pick an example.</p>"
-)
-"""What stands in the caption's place before there is one, as HTML."""
+COLORMAPS = ("inferno", "magma", "viridis", "cividis")
+"""Colour maps to choose from: perceptually even, and told apart by colour-blind people."""
+
+NUM_ALTERNATIVES = 5
+
+MAX_PIXELS = 50_000_000
+MAX_UPLOAD_BYTES = 64 * 1024**2
+MAX_BEAMS = 10
+MAX_WORDS = 50
+SHOWN_SIDE = 1600
+"""Larger pictures are sent to the browser in this size; captions and files are of the whole."""
+
+EXPORTS = {
+    "png": "image/png",
+    "svg": "image/svg+xml",
+    "gif": "image/gif",
+    "webp": "image/webp",
+}
+
+_Arguments = ParamSpec("_Arguments")
+_Answer = TypeVar("_Answer")
 
 
 class DemoError(Exception):
@@ -29,20 +60,84 @@ class DemoError(Exception):
 
 
 @dataclass(frozen=True)
-class Shown:
-    """What the page shows of one caption.
+class View:
+    """How a file that is taken along draws the maps.
 
     Args:
-        caption: The caption as HTML, its words tinted by their probability.
-        overlays: One picture per word, at the picture's own size, with its label.
+        layer: Number of the layer, from 0; the maps that the decoder shows if None.
+        head: Number of the head, from 0; the mean of them if None.
+        opacity: Share of the map in the mixture.
+        smooth: Whether maps are interpolated between the regions.
+        colormap: One of ``COLORMAPS``.
     """
 
-    caption: str
-    overlays: list[tuple[Image.Image, str]]
+    layer: int | None = None
+    head: int | None = None
+    opacity: float = 0.6
+    smooth: bool = True
+    colormap: str = COLORMAPS[0]
+
+    @classmethod
+    def from_request(cls, data: Mapping[str, Any]) -> View:
+        """What a browser asks for; whatever is not as it should be takes its default."""
+        opacity: Any = data.get("opacity")
+        colormap = data.get("colormap")
+        return cls(
+            layer=_whole_or_none(data.get("layer")),
+            head=_whole_or_none(data.get("head")),
+            opacity=min(1.0, max(0.0, float(opacity))) if _is_number(opacity) else 0.6,
+            smooth=data.get("smooth") is not False,
+            colormap=colormap if colormap in COLORMAPS else COLORMAPS[0],
+        )
+
+
+class TimeLimit:
+    """Runs one function at a time for each of a few threads, and answers in time or says so.
+
+    Args:
+        seconds: How long a request may take.
+        threads: How many requests run at once.
+    """
+
+    def __init__(self, seconds: float, threads: int = 2) -> None:
+        self.seconds = seconds
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="caption")
+
+    def run(
+        self,
+        function: Callable[_Arguments, _Answer],
+        *args: _Arguments.args,
+        **kwargs: _Arguments.kwargs,
+    ) -> _Answer:
+        """What the function returns.
+
+        Raises:
+            DemoError: It took too long. A function that has begun goes on in its thread until
+                it is done: pictures, words and beams are limited, so that it will be.
+        """
+        stop = threading.Event()
+
+        def work() -> _Answer:
+            if stop.is_set():
+                raise TimeoutError
+            return function(*args, **kwargs)
+
+        future = self._threads.submit(work)
+        try:
+            return future.result(self.seconds)
+        except TimeoutError as error:
+            stop.set()
+            future.cancel()
+            raise DemoError(
+                f"This took longer than {self.seconds:g} seconds and was given up. Try again "
+                "in a moment, with a smaller picture or fewer beams."
+            ) from error
 
 
 def load_captioners(models: Sequence[str] | None = None) -> dict[str, Captioner]:
     """The captioners that the page offers, by the name that it shows for them.
+
+    Each has captioned one picture already, so that the first visitor does not wait longer.
 
     Args:
         models: Names, folders or checkpoints; all that ship by default.
@@ -59,76 +154,359 @@ def load_captioners(models: Sequence[str] | None = None) -> dict[str, Captioner]
     captioners: dict[str, Captioner] = {}
     for source in dict.fromkeys(sources):
         name = Path(source).name
-        captioners[source if name in captioners else name] = Captioner.load(source)
+        captioner = Captioner.load(source)
+        captioner.caption(Image.new("RGB", (64, 64), "grey"), alternatives=1)
+        captioners[source if name in captioners else name] = captioner
     return captioners
 
 
-def caption_picture(captioners: Mapping[str, Captioner], model: str, path: str | None) -> Shown:
-    """Caption an uploaded picture.
-
-    Args:
-        captioners: What ``load_captioners`` gave.
-        model: The name of one of them.
-        path: The uploaded file as it came.
+def find_captioner(captioners: Mapping[str, Captioner], model: object) -> Captioner:
+    """The captioner of a name.
 
     Raises:
-        DemoError: There is no picture, it cannot be read, or there is no such model.
+        DemoError: There is none.
     """
-    if path is None:
-        raise DemoError("Add a picture first: drop one into the box, or pick an example.")
-    if model not in captioners:
+    if not isinstance(model, str) or model not in captioners:
         raise DemoError(f"There is no model {model!r} here; choose {' or '.join(captioners)}.")
+    return captioners[model]
+
+
+def read_upload(source: str | Path | IO[bytes] | None) -> Image.Image:
+    """An uploaded picture, upright in RGB.
+
+    Raises:
+        DemoError: There is none, it cannot be read, or it is too large.
+    """
+    if source is None:
+        raise DemoError("Add a picture first: drop one into the box, or pick an example.")
     try:
-        image = read_image(path)
+        _check_pixels(source)
+        return read_image(source)
     except (ImageReadError, FileNotFoundError) as error:
         # The message names the file, which has a name of the server's here.
-        reason = str(error).removeprefix(f"{path}: ")
+        name = getattr(source, "name", "the picture") if hasattr(source, "read") else source
+        reason = str(error).removeprefix(f"{name}: ")
         raise DemoError(
             f"This file cannot be read as a picture: {reason}. Try another one, such as a JPEG, "
             "PNG or WebP file."
         ) from error
-    result = captioners[model].caption(image)
-    return Shown(caption=caption_html(result), overlays=word_overlays(image, result))
 
 
-def word_overlays(image: Image.Image, result: CaptionResult) -> list[tuple[Image.Image, str]]:
-    """Every word's map over the picture, with the word and its probability."""
-    return [
-        (
-            attention_overlay(image, attention, result.crop_box),
-            f"{word} · {format_probability(float(log_prob))}",
+def decoding_options(
+    captioner: Captioner,
+    method: str | None = None,
+    beam_size: float | None = None,
+    length_penalty: float | None = None,
+    max_length: float | None = None,
+    temperature: float | None = None,
+    top_k: float | None = None,
+    top_p: float | None = None,
+    num_captions: float | None = None,
+) -> dict[str, Any]:
+    """Decoding options of a request; those that are None stay the model's own.
+
+    Returns:
+        Arguments for ``Captioner.describe``.
+
+    Raises:
+        DemoError: An option is out of range, or two contradict each other.
+    """
+    whole = {"beam_size": beam_size, "max_length": max_length, "top_k": top_k}
+    whole["num_captions"] = num_captions
+    options: dict[str, Any] = {
+        name: int(value) if _is_number(value) and value == int(value) else value
+        for name, value in whole.items()
+        if value is not None
+    }
+    others = {"length_penalty": length_penalty, "temperature": temperature, "top_p": top_p}
+    options |= {name: value for name, value in others.items() if value is not None}
+    if method is not None:
+        options["method"] = method
+    limits = {"beam_size": MAX_BEAMS, "num_captions": MAX_BEAMS, "max_length": MAX_WORDS}
+    for name, limit in limits.items():
+        if _is_number(options.get(name)) and options[name] > limit:
+            raise DemoError(f"{name} must be at most {limit} here, got {options[name]}.")
+    try:
+        captioner.resolve_options(**options)
+    except (TypeError, ValueError) as error:
+        raise DemoError(f"{error}.") from error
+    return options
+
+
+def describe_picture(
+    captioner: Captioner,
+    image: Image.Image,
+    options: Mapping[str, Any],
+    *,
+    seed: int | None = None,
+    prefix: Sequence[str] = (),
+    layer_attention: bool = True,
+) -> tuple[CaptionResult, ...]:
+    """The captions of a picture, best first, with their alternatives.
+
+    Raises:
+        DemoError: The beginning holds words that the model does not know, or is too long.
+    """
+    try:
+        [item] = captioner.describe(
+            [image],
+            seed=seed,
+            prefix=prefix,
+            alternatives=NUM_ALTERNATIVES,
+            layer_attention=layer_attention,
+            **options,
         )
-        for word, log_prob, attention in zip(
-            result.words, result.word_log_probs, result.attention, strict=True
-        )
-    ]
+    except ValueError as error:
+        raise DemoError(f"{error}.") from error
+    return item.captions
 
 
-def caption_html(result: CaptionResult) -> str:
-    """The caption with every word underlined the more, the surer the model was of it."""
-    if not result.words:
-        return '<p class="caption empty">The model found no words for this picture.</p>'
-    words = []
-    for word, log_prob in zip(result.words, result.word_log_probs, strict=True):
-        probability = math.exp(float(log_prob))
-        words.append(
-            f'<span class="word" style="--sure: {probability:.3f}" '
-            f'title="{format_probability(float(log_prob))}">{html.escape(word)}</span>'
-        )
-    whole = format_probability(result.log_prob / (len(result.words) + result.finished))
-    return (
-        f'<p class="caption" aria-label="{html.escape(result.text)}">{" ".join(words)}</p>'
-        f'<p class="note">Probability per word, on average: {whole}. '
-        "The stronger the line below a word, the surer the model was of it.</p>"
+def view_picture(
+    model: str,
+    captioner: Captioner,
+    image: Image.Image,
+    options: Mapping[str, Any],
+    *,
+    seed: int | None = None,
+    prefix: Sequence[str] = (),
+) -> str:
+    """Caption a picture for the page's viewer.
+
+    Returns:
+        JSON that holds the picture, the captions and every map that the decoder used, so that
+        the viewer needs to ask for nothing more.
+
+    Raises:
+        DemoError: See ``describe_picture``.
+    """
+    start = time.perf_counter()
+    results = describe_picture(captioner, image, options, seed=seed, prefix=prefix)
+    seconds = time.perf_counter() - start
+    shown = image
+    if max(image.size) > SHOWN_SIDE:
+        shown = image.copy()
+        shown.thumbnail((SHOWN_SIDE, SHOWN_SIDE), Image.Resampling.LANCZOS)
+    chosen = captioner.resolve_options(**options)
+    best = results[0]
+    return json.dumps(
+        {
+            "key": time.time_ns(),  # the same caption twice is two answers
+            "model": model,
+            "about": describe_model(captioner),
+            "picture": picture_url(shown),
+            "width": image.width,
+            "height": image.height,
+            "crop_box": best.crop_box,
+            "rows": best.attention.shape[1],
+            "cols": best.attention.shape[2],
+            "seconds": round(seconds, 3),
+            "options": dict(options),
+            "seed": seed,
+            "search": describe_search(chosen.to_dict()),
+            "forced": sum(word != "<eos>" for word in prefix),
+            "captions": [_view_caption(result) for result in results],
+        },
+        ensure_ascii=False,
     )
 
 
+def api_answer(model: str, image_name: str, results: Sequence[CaptionResult]) -> dict[str, Any]:
+    """What ``/caption`` answers: one JSON object about the best caption, and a list of them all.
+
+    The keys of ``captioner caption --format jsonl``, and ``model``, ``alternatives`` (for every
+    word the likeliest others), ``attention`` (T, rows, cols), ``rows``, ``cols``, ``captions``.
+    """
+    best = results[0]
+    alternatives = best.alternatives or ()
+    return {
+        **caption_record(image_name, best),
+        "model": model,
+        "alternatives": [
+            [{"word": other.word, "log_prob": round(other.log_prob, 6)} for other in place]
+            for place in alternatives[: len(best.words)]
+        ],
+        "attention": best.attention.tolist(),
+        "rows": best.attention.shape[1],
+        "cols": best.attention.shape[2],
+        "captions": [
+            {
+                "caption": result.text,
+                "log_prob": round(float(result.log_prob), 6),
+                "score": round(float(result.score), 6),
+                "finished": result.finished,
+            }
+            for result in results
+        ],
+    }
+
+
+def export_caption(
+    captioner: Captioner,
+    image: Image.Image,
+    words: Sequence[str],
+    finished: bool,
+    kind: str,
+    view: View,
+) -> bytes:
+    """A file to take along: the figure of a caption, or its animation.
+
+    The caption is given by its words, and the decoder reads them once more: so the maps are
+    those of these words, whatever search found them.
+
+    Args:
+        captioner: The model that wrote the caption.
+        image: The picture.
+        words: The caption's words.
+        finished: Whether the model ended it.
+        kind: A key of ``EXPORTS``.
+        view: How maps are drawn.
+
+    Raises:
+        DemoError: The request is none that the page makes.
+    """
+    if kind not in EXPORTS:
+        raise DemoError(f"There is no file of kind {kind!r}; choose {', '.join(EXPORTS)}.")
+    if len(words) > MAX_WORDS:
+        raise DemoError(f"A caption has at most {MAX_WORDS} words here, got {len(words)}.")
+    prefix = [*words, "<eos>"] if finished else list(words)
+    if not prefix:
+        raise DemoError("This caption has no words to draw.")
+    [result] = describe_picture(
+        captioner,
+        image,
+        {"method": "greedy", "max_length": len(prefix), "min_length": 0, "num_captions": 1},
+        prefix=prefix,
+    )
+    try:
+        result = select_maps(result, view.layer, view.head)
+    except ValueError as error:
+        raise DemoError(f"{error}.") from error
+    how: dict[str, Any] = {
+        "opacity": view.opacity,
+        "smooth": view.smooth,
+        "colormap": view.colormap,
+    }
+    if kind == "svg":
+        return render_figure_svg(image, result, **how).encode()
+    if kind == "png":
+        file = io.BytesIO()
+        render_figure(image, result, **how).save(file, "PNG")
+        return file.getvalue()
+    return render_animation(image, result, "gif" if kind == "gif" else "webp", **how)
+
+
+def to_download(name: str, kind: str, content: bytes) -> str:
+    """A file as JSON that the page's script offers for download; the server keeps nothing."""
+    data = base64.b64encode(content).decode("ascii")
+    # The same file twice is two downloads.
+    key = f"{time.time_ns()}"
+    return json.dumps({"name": name, "url": f"data:{kind};base64,{data}", "key": key})
+
+
+def colormap_tables() -> dict[str, str]:
+    """The colours of every colour map, 256 times three bytes in base64."""
+    return {
+        name: base64.b64encode(colormap_table(name).tobytes()).decode("ascii") for name in COLORMAPS
+    }
+
+
 def describe_model(captioner: Captioner) -> str:
-    """One line about a model, as Markdown."""
+    """One line about a model: what it is, what it was trained on, its licence."""
     config: Mapping[str, Any] = captioner.config
     decoder = str(config["decoder"].get("class_path", "")).rpartition(".")[2]
-    encoder = config["encoder"].get("init_args", {}).get("backbone", "")
-    options = captioner.options
-    search = f"beam search of {options.beam_size}" if options.method == "beam" else options.method
-    parts = [decoder, f"on {encoder}" if encoder else "", f"{len(captioner.vocabulary):,} words"]
-    return ", ".join([" ".join(filter(None, parts[:2])), parts[2], search])
+    encoder = str(config["encoder"].get("init_args", {}).get("backbone", ""))
+    what = f"{decoder} on {encoder}" if encoder else decoder
+    provenance: Mapping[str, Any] = config.get("provenance") or {}
+    parts = [what, f"{len(captioner.vocabulary):,} words"]
+    data = provenance.get("dataset") or _data_by_fingerprint(provenance.get("data"))
+    if data:
+        parts.append(f"trained on {data}")
+    return ", ".join(parts)
+
+
+def describe_search(options: Mapping[str, Any]) -> str:
+    """Decoding options in words.
+
+    >>> describe_search({"method": "beam", "beam_size": 3, "length_penalty": 0.7})
+    'beam search of 3, length penalty 0.7'
+    """
+    if options["method"] == "beam":
+        return f"beam search of {options['beam_size']}, length penalty {options['length_penalty']}"
+    if options["method"] == "greedy":
+        return "greedy search"
+    text = f"sampling, temperature {options['temperature']}"
+    return text if options["top_p"] is None else f"{text}, top-p {options['top_p']}"
+
+
+def _data_by_fingerprint(fingerprint: object) -> str:
+    """The name of a data set whose fingerprint is known."""
+    return _KNOWN_DATA.get(str(fingerprint), "")
+
+
+_KNOWN_DATA = {
+    "dba06ebe802757bc4bcb595c8ae4c94aa7d5ae525ca00a5ad947e1fa5ca9fe8f": (
+        "Flickr8k (weights for research use)"
+    ),
+}
+
+
+def _view_caption(result: CaptionResult) -> dict[str, Any]:
+    alternatives = result.alternatives or ((),) * (len(result.words) + 1)
+    layers = result.layer_attention
+    words_alone = float(np.sum(result.word_log_probs, dtype=np.float64))
+    return {
+        "text": result.text,
+        "words": [
+            {"word": word, "log_prob": round(float(value), 6)}
+            for word, value in zip(result.words, result.word_log_probs, strict=True)
+        ],
+        "alternatives": [
+            [{"word": other.word, "log_prob": round(other.log_prob, 6)} for other in place]
+            for place in alternatives
+        ],
+        "finished": result.finished,
+        "end_log_prob": result.log_prob - words_alone if result.finished else None,
+        "log_prob": result.log_prob,
+        "score": result.score,
+        "attention": _to_base64(result.attention),
+        # One layer with one head is the map that is shown anyway.
+        "layers": None
+        if layers is None or layers.shape[1] * layers.shape[2] == 1
+        else {
+            "layers": layers.shape[1],
+            "heads": layers.shape[2],
+            "data": _to_base64(layers),
+        },
+    }
+
+
+def _to_base64(values: np.ndarray[Any, np.dtype[np.float32]]) -> str:
+    """Values as little-endian float32, row-major, in base64."""
+    return base64.b64encode(np.ascontiguousarray(values, dtype="<f4").tobytes()).decode("ascii")
+
+
+def _check_pixels(source: str | Path | IO[bytes]) -> None:
+    """Refuse a picture by its header, before its pixels take memory."""
+    try:
+        with Image.open(source) as image:
+            width, height = image.size
+    except Image.DecompressionBombError as error:
+        raise DemoError(f"This picture has more than {MAX_PIXELS:,} pixels.") from error
+    except Exception:  # our loader says better what is wrong
+        return
+    finally:
+        if not isinstance(source, str | Path):
+            source.seek(0, os.SEEK_SET)
+    if width * height > MAX_PIXELS:
+        raise DemoError(
+            f"This picture has {width} x {height} pixels, more than the {MAX_PIXELS:,} that are "
+            "taken here; make a smaller copy."
+        )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _whole_or_none(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -15,16 +15,27 @@ from PIL import Image
 from torch import Tensor, nn
 
 from captioner.data.images import ImageReadError, read_image, to_upright_rgb
-from captioner.decoding import DecodingOptions, generate
+from captioner.decoding import DecodingOptions, find_alternatives, generate
 from captioner.inference.checkpoint import LoadedModel, load_model
 from captioner.inference.options import override_options
 from captioner.text.tokenizer import detokenize
-from captioner.types import CaptionResult, Hypothesis
+from captioner.types import Alternative, CaptionResult, Hypothesis, ImageFeatures
 
 DEFAULT_MODEL = "sat-flickr8k"
 
 Picture: TypeAlias = str | Path | Image.Image | IO[bytes]
 """A path, an open binary file, or a Pillow image."""
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What is wanted for every picture of a call."""
+
+    options: DecodingOptions
+    seed: int | None
+    layer_attention: bool
+    alternatives: int
+    prefix: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -84,6 +95,8 @@ class Captioner:
         *,
         seed: int | None = None,
         layer_attention: bool = False,
+        alternatives: int = 0,
+        prefix: Sequence[str] = (),
         **options: Any,
     ) -> CaptionResult:
         """The caption of one picture; see ``captions`` for the arguments.
@@ -92,7 +105,14 @@ class Captioner:
             ImageReadError: The file is no picture that can be read.
             FileNotFoundError: There is no such file.
         """
-        (result,) = self.captions([picture], seed=seed, layer_attention=layer_attention, **options)
+        (result,) = self.captions(
+            [picture],
+            seed=seed,
+            layer_attention=layer_attention,
+            alternatives=alternatives,
+            prefix=prefix,
+            **options,
+        )
         return result
 
     def captions(
@@ -103,6 +123,8 @@ class Captioner:
         on_error: Callable[[Picture, Exception], object] | None = None,
         seed: int | None = None,
         layer_attention: bool = False,
+        alternatives: int = 0,
+        prefix: Sequence[str] = (),
         **options: Any,
     ) -> Iterator[CaptionResult]:
         """The best caption of each picture, in order.
@@ -114,17 +136,19 @@ class Captioner:
                 no result then. Without it the first such picture ends the iteration.
             seed: Makes sampling repeatable; a picture's samples depend on no other picture.
             layer_attention: Whether results carry the maps of every layer and head.
+            alternatives: How many of the likeliest other words results carry for every place.
+            prefix: Words that every caption begins with, as the vocabulary has them; the end
+                token's name as the last one ends the caption there.
             **options: Fields of ``DecodingOptions`` that differ from the model's own.
 
         Raises:
             ImageReadError: A file is no picture that can be read, and ``on_error`` is not given.
             FileNotFoundError: Likewise, there is no such file.
-            ValueError: An option is unknown or out of range.
+            ValueError: An option is unknown or out of range, or a word of the prefix is not in
+                the vocabulary.
         """
-        chosen = self.resolve_options(**options)
-        return self._best_captions(
-            self._describe(pictures, batch_size, chosen, seed, layer_attention), on_error
-        )
+        request = self._request(options, seed, layer_attention, alternatives, prefix)
+        return self._best_captions(self._describe(pictures, batch_size, request), on_error)
 
     def describe(
         self,
@@ -133,6 +157,8 @@ class Captioner:
         *,
         seed: int | None = None,
         layer_attention: bool = False,
+        alternatives: int = 0,
+        prefix: Sequence[str] = (),
         **options: Any,
     ) -> Iterator[PictureCaptions]:
         """All captions of each picture (``num_captions`` of them), in order.
@@ -141,10 +167,11 @@ class Captioner:
         arguments are those of ``captions``.
 
         Raises:
-            ValueError: An option is unknown or out of range.
+            ValueError: An option is unknown or out of range, or a word of the prefix is not in
+                the vocabulary.
         """
-        chosen = self.resolve_options(**options)
-        return self._describe(pictures, batch_size, chosen, seed, layer_attention)
+        request = self._request(options, seed, layer_attention, alternatives, prefix)
+        return self._describe(pictures, batch_size, request)
 
     def resolve_options(self, **options: Any) -> DecodingOptions:
         """The model's decoding options with some of them replaced.
@@ -155,6 +182,29 @@ class Captioner:
             ValueError: An option is unknown or out of range.
         """
         return override_options(self.options, **options)
+
+    def _request(
+        self,
+        options: dict[str, Any],
+        seed: int | None,
+        layer_attention: bool,
+        alternatives: int,
+        prefix: Sequence[str],
+    ) -> _Request:
+        if isinstance(prefix, str):
+            raise TypeError(f"prefix must be a list of words, got {prefix!r}; split it")
+        if alternatives < 0:
+            raise ValueError(f"alternatives must be at least 0, got {alternatives}")
+        ids = {word: i for i, word in enumerate(self.vocabulary.words)}
+        for word in prefix:
+            if word not in ids:
+                raise ValueError(
+                    f"prefix must hold words that the model knows, got {word!r}; it knows "
+                    f"{len(self.vocabulary):,}, all in lower case"
+                )
+        chosen = self.resolve_options(**options)
+        forced = tuple(ids[word] for word in prefix)
+        return _Request(chosen, seed, layer_attention, alternatives, forced)
 
     @staticmethod
     def _best_captions(
@@ -173,9 +223,7 @@ class Captioner:
         self,
         pictures: Iterable[Picture],
         batch_size: int,
-        options: DecodingOptions,
-        seed: int | None,
-        layer_attention: bool,
+        request: _Request,
     ) -> Iterator[PictureCaptions]:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
@@ -183,20 +231,18 @@ class Captioner:
             raise TypeError(
                 "pictures must be several pictures, got one; use caption() or put it in a list"
             )
-        return self._describe_batches(iter(pictures), batch_size, options, seed, layer_attention)
+        return self._describe_batches(iter(pictures), batch_size, request)
 
     def _describe_batches(
         self,
         pictures: Iterator[Picture],
         batch_size: int,
-        options: DecodingOptions,
-        seed: int | None,
-        layer_attention: bool,
+        request: _Request,
     ) -> Iterator[PictureCaptions]:
         while batch := list(islice(pictures, batch_size)):
             read = [self._read(picture) for picture in batch]
             good = [item for item in read if not isinstance(item, Exception)]
-            captions = iter(self._caption_batch(good, options, seed, layer_attention))
+            captions = iter(self._caption_batch(good, request))
             for picture, item in zip(batch, read, strict=True):
                 if isinstance(item, Exception):
                     yield PictureCaptions(picture, (), item)
@@ -217,43 +263,64 @@ class Captioner:
         return self.preprocessing(image), image.size
 
     def _caption_batch(
-        self,
-        pictures: list[tuple[Tensor, tuple[int, int]]],
-        options: DecodingOptions,
-        seed: int | None,
-        layer_attention: bool,
+        self, pictures: list[tuple[Tensor, tuple[int, int]]], request: _Request
     ) -> list[tuple[CaptionResult, ...]]:
         if not pictures:
             return []
         with torch.inference_mode():
             images = torch.stack([tensor for tensor, _ in pictures]).to(self.device)
             features = self._encoder(images)
-            if options.method == "sample":
+            if request.options.method == "sample":
                 # One by one, each from the same seed: what is drawn for a picture depends
                 # neither on its place nor on the pictures around it.
                 found = []
                 for i in range(len(pictures)):
                     one = dataclasses.replace(features, grid=features.grid[i : i + 1])
-                    found += generate(
-                        self._decoder,
-                        one,
-                        options,
-                        self.vocabulary.special_ids,
-                        generator=self._generator(seed),
-                        layer_attention=layer_attention,
-                    )
+                    found += self._generate(one, request, self._generator(request.seed))
             else:
-                found = generate(
-                    self._decoder,
-                    features,
-                    options,
-                    self.vocabulary.special_ids,
-                    layer_attention=layer_attention,
-                )
+                found = self._generate(features, request, None)
+        others = self._find_alternatives(features, found, request)
         grid = (features.rows, features.cols)
         return [
-            tuple(self._to_result(hypothesis, grid, size) for hypothesis in hypotheses)
-            for hypotheses, (_, size) in zip(found, pictures, strict=True)
+            tuple(
+                self._to_result(hypothesis, grid, size, other)
+                for hypothesis, other in zip(hypotheses, beside, strict=True)
+            )
+            for hypotheses, beside, (_, size) in zip(found, others, pictures, strict=True)
+        ]
+
+    def _generate(
+        self, features: ImageFeatures, request: _Request, generator: torch.Generator | None
+    ) -> list[list[Hypothesis]]:
+        return generate(
+            self._decoder,
+            features,
+            request.options,
+            self.vocabulary.special_ids,
+            generator=generator,
+            layer_attention=request.layer_attention,
+            prefix=request.prefix,
+        )
+
+    def _find_alternatives(
+        self, features: ImageFeatures, found: list[list[Hypothesis]], request: _Request
+    ) -> list[list[tuple[tuple[Alternative, ...], ...] | None]]:
+        if request.alternatives == 0:
+            return [[None] * len(captions) for captions in found]
+        words = self.vocabulary.words
+        return [
+            [
+                tuple(tuple(Alternative(words[i], i, value) for i, value in at) for at in places)
+                for places in captions
+            ]
+            for captions in find_alternatives(
+                self._decoder,
+                features,
+                found,
+                self.vocabulary.special_ids,
+                request.alternatives,
+                ban_unk=request.options.ban_unk,
+            )
         ]
 
     def _generator(self, seed: int | None) -> torch.Generator:
@@ -265,7 +332,11 @@ class Captioner:
         return generator
 
     def _to_result(
-        self, hypothesis: Hypothesis, grid: tuple[int, int], size: tuple[int, int]
+        self,
+        hypothesis: Hypothesis,
+        grid: tuple[int, int],
+        size: tuple[int, int],
+        alternatives: tuple[tuple[Alternative, ...], ...] | None,
     ) -> CaptionResult:
         words = tuple(self.vocabulary.words[i] for i in hypothesis.token_ids)
         layers = hypothesis.layer_attention
@@ -283,6 +354,7 @@ class Captioner:
             layer_attention=None
             if layers is None
             else _to_numpy(layers).reshape(*layers.shape[:3], *grid),
+            alternatives=alternatives,
         )
 
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import dataclasses
 import functools
+import html
+import io
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import matplotlib as mpl
 import numpy as np
@@ -17,6 +23,8 @@ from captioner.types import CaptionResult, CropBox
 
 DEFAULT_COLORMAP = "inferno"
 DEFAULT_OPACITY = 0.6
+
+_TITLE_SIZE, _WORD_SIZE, _SMALL_SIZE = 20, 17, 13  # pixels
 
 _SMOOTH_SIDE = 512  # pixels at which a smooth map is coloured before it is enlarged
 
@@ -108,50 +116,179 @@ def render_figure(
     References:
         Xu et al. 2015, Show, Attend and Tell, figure 3.
     """
-    if image.size != result.image_size:
-        raise ValueError(
-            f"image must be the captioned one of {result.image_size} pixels, got {image.size}"
-        )
-    thumb_size, thumb, crop_box = _thumbnail(image, result.crop_box, panel)
-    word_font, small_font = _font(17), _font(13)
-    title_font = _font(20, bold=True)
-    gap, margin, label = 14, 20, 48
-    panels: list[tuple[str, str, Image.Image]] = [("", "", thumb)]
-    for word, log_prob, attention in zip(
-        result.words, result.word_log_probs, result.attention, strict=True
-    ):
-        overlay = attention_overlay(
-            thumb, attention, crop_box, opacity=opacity, smooth=smooth, colormap=colormap
-        )
-        panels.append((word, format_probability(float(log_prob)), overlay))
-
-    cell_width = max(thumb_size[0], 96)
-    cell_height = thumb_size[1] + label
-    columns = _columns(len(panels), cell_width + gap, cell_height + gap)
-    rows = math.ceil(len(panels) / columns)
-    width = 2 * margin + columns * cell_width + (columns - 1) * gap
-    width = max(width, 2 * margin + 320)
-    title = _wrap(result.text or "(no words)", title_font, width - 2 * margin)
-    title_height = 27 * len(title) + 14
-    height = 2 * margin + title_height + rows * cell_height + (rows - 1) * gap
-
-    figure = Image.new("RGB", (width, height), _PAPER)
+    layout = _layout(image, result, opacity, smooth, colormap, panel)
+    figure = Image.new("RGB", layout.size, _PAPER)
     draw = ImageDraw.Draw(figure)
-    for i, line in enumerate(title):
-        draw.text((margin, margin + 27 * i), line, fill=_INK, font=title_font)
-    for i, (word, probability, picture) in enumerate(panels):
-        row, column = divmod(i, columns)
-        x = margin + column * (cell_width + gap)
-        y = margin + title_height + row * (cell_height + gap)
-        # Pictures stand on the line of words, whatever the shape of the cell.
-        figure.paste(picture, (x + (cell_width - picture.width) // 2, y))
-        centre = x + cell_width // 2
-        below = y + thumb_size[1] + 6
-        if word:
-            shown = _shorten(word, word_font, cell_width)
-            draw.text((centre, below), shown, fill=_INK, font=word_font, anchor="ma")
-            draw.text((centre, below + 22), probability, fill=_FAINT, font=small_font, anchor="ma")
+    for x, y, line in layout.title:
+        draw.text((x, y), line, fill=_INK, font=_font(_TITLE_SIZE, bold=True))
+    for item in layout.panels:
+        figure.paste(item.picture, item.corner)
+        if item.word:
+            x, y = item.label
+            word = _shorten(item.word, _font(_WORD_SIZE), layout.cell_width)
+            draw.text((x, y), word, fill=_INK, font=_font(_WORD_SIZE), anchor="ma")
+            small = _font(_SMALL_SIZE)
+            draw.text((x, y + 22), item.probability, fill=_FAINT, font=small, anchor="ma")
     return figure
+
+
+def render_figure_svg(
+    image: Image.Image,
+    result: CaptionResult,
+    *,
+    opacity: float = DEFAULT_OPACITY,
+    smooth: bool = True,
+    colormap: str = DEFAULT_COLORMAP,
+    panel: int = 240,
+) -> str:
+    """The figure of ``render_figure`` as SVG: words are text, panels are pictures inside of it.
+
+    Args:
+        image: The upright picture.
+        result: Its caption.
+        opacity: See ``attention_overlay``.
+        smooth: See ``attention_overlay``.
+        colormap: See ``attention_overlay``.
+        panel: Side in pixels of the square that each panel fits into.
+
+    Returns:
+        A whole SVG file that refers to no other file.
+    """
+    layout = _layout(image, result, opacity, smooth, colormap, panel)
+    width, height = layout.size
+    ink, faint, paper = (f"rgb{colour}" for colour in (_INK, _FAINT, _PAPER))
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}" font-family="DejaVu Sans, Verdana, sans-serif">',
+        f"<title>{html.escape(result.text)}</title>",
+        f'<rect width="{width}" height="{height}" fill="{paper}"/>',
+    ]
+    for x, y, line in layout.title:
+        parts.append(
+            f'<text x="{x}" y="{y + _TITLE_SIZE}" font-size="{_TITLE_SIZE}" font-weight="bold" '
+            f'fill="{ink}">{html.escape(line)}</text>'
+        )
+    for item in layout.panels:
+        (x, y), size = item.corner, item.picture.size
+        parts.append(
+            f'<image x="{x}" y="{y}" width="{size[0]}" height="{size[1]}" '
+            f'href="{picture_url(item.picture)}"/>'
+        )
+        if item.word:
+            x, y = item.label
+            parts.append(
+                f'<text x="{x}" y="{y + _WORD_SIZE - 2}" font-size="{_WORD_SIZE}" '
+                f'text-anchor="middle" fill="{ink}">{html.escape(item.word)}</text>'
+                f'<text x="{x}" y="{y + 22 + _SMALL_SIZE - 2}" font-size="{_SMALL_SIZE}" '
+                f'text-anchor="middle" fill="{faint}">{html.escape(item.probability)}</text>'
+            )
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def render_animation(
+    image: Image.Image,
+    result: CaptionResult,
+    kind: Literal["gif", "webp"] = "gif",
+    *,
+    opacity: float = DEFAULT_OPACITY,
+    smooth: bool = True,
+    colormap: str = DEFAULT_COLORMAP,
+    side: int = 480,
+    seconds: float = 0.8,
+) -> bytes:
+    """The caption word by word: the map of each word over the picture, the word below it.
+
+    Args:
+        image: The upright picture.
+        result: Its caption.
+        kind: ``gif`` or ``webp``.
+        opacity: See ``attention_overlay``.
+        smooth: See ``attention_overlay``.
+        colormap: See ``attention_overlay``.
+        side: Longer side of the picture in pixels; smaller pictures are enlarged.
+        seconds: How long each word stays.
+
+    Returns:
+        The file's content; it plays for ever and begins with the picture itself.
+    """
+    _check_size(image, result)
+    if kind not in ("gif", "webp"):
+        raise ValueError(f"kind must be gif or webp, got {kind!r}")
+    size, thumb, crop_box = _thumbnail(image, result.crop_box, side)
+    font, height = _font(_TITLE_SIZE), 46
+    width = max(size[0], 240)
+    frames = []
+    for place in range(-1, len(result.words)):
+        shown = thumb
+        if place >= 0:
+            shown = attention_overlay(
+                thumb,
+                result.attention[place],
+                crop_box,
+                opacity=opacity,
+                smooth=smooth,
+                colormap=colormap,
+            )
+        frame = Image.new("RGB", (width, size[1] + height), _PAPER)
+        frame.paste(shown, ((width - size[0]) // 2, 0))
+        if place >= 0:
+            text = _shorten(result.words[place], font, width - 12)
+            draw = ImageDraw.Draw(frame)
+            draw.text((width // 2, size[1] + 11), text, fill=_INK, font=font, anchor="ma")
+        frames.append(frame)
+    file = io.BytesIO()
+    options: dict[str, Any] = {"quality": 85} if kind == "webp" else {"optimize": False}
+    frames[0].save(
+        file,
+        kind,
+        save_all=True,
+        append_images=frames[1:],
+        duration=round(1000 * seconds),
+        loop=0,
+        **options,
+    )
+    return file.getvalue()
+
+
+def select_maps(
+    result: CaptionResult, layer: int | None = None, head: int | None = None
+) -> CaptionResult:
+    """A caption whose maps are those of one layer, and of one head or the mean of its heads.
+
+    Args:
+        result: A caption; with the maps of every layer if one is asked for.
+        layer: Number of the layer from 0; None for the maps that it has.
+        head: Number of the head from 0; None for their mean.
+
+    Raises:
+        ValueError: There is no such layer or head.
+    """
+    if layer is None:
+        return result
+    maps = result.layer_attention
+    if maps is None:
+        raise ValueError("this caption holds no maps of layers; ask for layer_attention")
+    for name, value, count in (("layer", layer, maps.shape[1]), ("head", head, maps.shape[2])):
+        if value is not None and not 0 <= value < count:
+            raise ValueError(f"{name} must be from 0 to {count - 1}, got {value}")
+    chosen = maps[:, layer].mean(axis=1) if head is None else maps[:, layer, head]
+    return dataclasses.replace(result, attention=chosen)
+
+
+def colormap_table(name: str) -> NDArray[np.uint8]:
+    """The 256 colours of one of matplotlib's colour maps, (256, 3).
+
+    Raises:
+        ValueError: There is none of that name.
+    """
+    return _colours(name).copy()
+
+
+def picture_url(image: Image.Image, quality: int = 90) -> str:
+    """A picture as a ``data:`` address: JPEG, which a page or an SVG file holds inside."""
+    file = io.BytesIO()
+    image.convert("RGB").save(file, "JPEG", quality=quality, subsampling=0)
+    return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode("ascii")
 
 
 def format_probability(log_prob: float) -> str:
@@ -164,6 +301,83 @@ def format_probability(log_prob: float) -> str:
     if percent < 0.1:
         return "<0.1 %"
     return f"{percent:.1f} %" if percent < 9.95 else f"{percent:.0f} %"
+
+
+@dataclass(frozen=True)
+class _Panel:
+    """A picture of the figure with what stands below it."""
+
+    picture: Image.Image
+    corner: tuple[int, int]
+    label: tuple[int, int]
+    word: str
+    probability: str
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Where everything of a figure goes, in pixels."""
+
+    size: tuple[int, int]
+    cell_width: int
+    title: list[tuple[int, int, str]]
+    panels: list[_Panel]
+
+
+def _layout(
+    image: Image.Image,
+    result: CaptionResult,
+    opacity: float,
+    smooth: bool,
+    colormap: str,
+    panel: int,
+) -> _Layout:
+    _check_size(image, result)
+    thumb_size, thumb, crop_box = _thumbnail(image, result.crop_box, panel)
+    gap, margin, label = 14, 20, 48
+    contents: list[tuple[str, str, Image.Image]] = [("", "", thumb)]
+    for word, log_prob, attention in zip(
+        result.words, result.word_log_probs, result.attention, strict=True
+    ):
+        overlay = attention_overlay(
+            thumb, attention, crop_box, opacity=opacity, smooth=smooth, colormap=colormap
+        )
+        contents.append((word, format_probability(float(log_prob)), overlay))
+
+    cell_width = max(thumb_size[0], 96)
+    cell_height = thumb_size[1] + label
+    columns = _columns(len(contents), cell_width + gap, cell_height + gap)
+    rows = math.ceil(len(contents) / columns)
+    width = 2 * margin + columns * cell_width + (columns - 1) * gap
+    width = max(width, 2 * margin + 320)
+    title_font = _font(_TITLE_SIZE, bold=True)
+    title = _wrap(result.text or "(no words)", title_font, width - 2 * margin)
+    title_height = 27 * len(title) + 14
+    height = 2 * margin + title_height + rows * cell_height + (rows - 1) * gap
+    panels = []
+    for i, (word, probability, picture) in enumerate(contents):
+        row, column = divmod(i, columns)
+        x = margin + column * (cell_width + gap)
+        y = margin + title_height + row * (cell_height + gap)
+        # Pictures stand on the line of words, whatever the shape of the cell.
+        panels.append(
+            _Panel(
+                picture,
+                corner=(x + (cell_width - picture.width) // 2, y),
+                label=(x + cell_width // 2, y + thumb_size[1] + 6),
+                word=word,
+                probability=probability,
+            )
+        )
+    lines = [(margin, margin + 27 * i, line) for i, line in enumerate(title)]
+    return _Layout((width, height), cell_width, lines, panels)
+
+
+def _check_size(image: Image.Image, result: CaptionResult) -> None:
+    if image.size != result.image_size:
+        raise ValueError(
+            f"image must be the captioned one of {result.image_size} pixels, got {image.size}"
+        )
 
 
 def _heat(

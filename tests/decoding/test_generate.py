@@ -113,6 +113,7 @@ def test_a_wide_beam_after_a_prefix_is_brute_force(tools):
     [
         ((4,) * 6, "prefix must have at most max_length=5 words, got 6"),
         ((1, 4), "prefix must hold ids of words, got 1"),
+        ((2, 4), "prefix must hold ids of words, got 2"),
         ((-1,), "prefix must hold ids of words, got -1"),
         ((7,), "prefix must hold ids below 7"),
     ],

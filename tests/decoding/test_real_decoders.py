@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from captioner.decoding import DecodingOptions, generate
+from captioner.decoding import DecodingOptions, find_alternatives, generate
 from captioner.models.lstm_decoder import ShowAttendTellDecoder
 from captioner.models.transformer_decoder import TransformerDecoder
 from captioner.types import ImageFeatures, SpecialIds
@@ -159,3 +159,59 @@ def test_training_mode_and_gradients_do_not_reach_decoding(name):
         [one.log_prob for one in captions] for captions in expected
     ]
     assert not any(one.attention.requires_grad for captions in found for one in captions)
+
+
+@pytest.mark.parametrize("name", ["lstm", "transformer"])
+@pytest.mark.parametrize("ban_unk", [True, False])
+def test_alternatives_are_the_models_own(name, ban_unk):
+    """Step by step through every caption: the likeliest tokens besides the one there."""
+    decoder, features = build(name, 17, 0.0), random_features(3)
+    options = DecodingOptions(beam_size=4, num_captions=4, max_length=7, ban_unk=ban_unk)
+    found = generate(decoder, features, options, IDS)
+    ended = generate(decoder, features, options, IDS, prefix=(5, 9, IDS.eos_id))
+    found = [captions + more for captions, more in zip(found, ended, strict=True)]
+    alternatives = find_alternatives(decoder, features, found, IDS, 5, ban_unk=ban_unk)
+    assert {one.finished for captions in found for one in captions} == {True, False}
+    for m, (captions, beside) in enumerate(zip(found, alternatives, strict=True)):
+        own = ImageFeatures(features.grid[m : m + 1], ROWS, COLS)
+        for one, places in zip(captions, beside, strict=True):
+            assert len(places) == len(one.token_ids) + 1
+            state, last = decoder.init_state(own), IDS.bos_id
+            stands = [*one.token_ids, IDS.eos_id if one.finished else None]
+            for here, place in zip(stands, places, strict=True):
+                with torch.no_grad():
+                    output = decoder.step(torch.tensor([last]), state)
+                state, last = output.state, here
+                log_probs = output.logits.log_softmax(1)[0]
+                skip = {IDS.pad_id, IDS.bos_id, here} | ({IDS.unk_id} if ban_unk else set())
+                wanted = [i for i in log_probs.argsort(descending=True).tolist() if i not in skip]
+                assert [token_id for token_id, _ in place] == wanted[:5]
+                torch.testing.assert_close(
+                    torch.tensor([value for _, value in place]),
+                    log_probs[wanted[:5]].to(torch.float32),
+                )
+
+
+def test_alternatives_of_small_vocabularies_and_of_nothing():
+    decoder, features = build("lstm", 6, 0.0), random_features(2)
+    found = generate(decoder, features, DecodingOptions(max_length=3), IDS)
+    for captions in find_alternatives(decoder, features, found, IDS):
+        assert all(len(place) <= 3 for places in captions for place in places)
+    assert find_alternatives(decoder, features, [[], []], IDS) == [[], []]
+    with pytest.raises(ValueError, match="count must be at least 1, got 0"):
+        find_alternatives(decoder, features, found, IDS, 0)
+    assert not decoder.training
+
+
+@pytest.mark.parametrize("name", ["lstm", "transformer"])
+@pytest.mark.parametrize("method", ["greedy", "beam", "sample"])
+def test_a_prefix_with_its_end_is_the_whole_caption(name, method):
+    """Forcing a caption anew gives what teacher forcing gives."""
+    decoder, features = build(name, 17, 0.0), random_features(1)
+    options = DecodingOptions(method=method, max_length=20)
+    found = generate(decoder, features, options, IDS, prefix=(5, 9, 7, IDS.eos_id))
+    [(one, log_probs, attention)] = teacher_force(decoder, features, found)
+    assert (one.token_ids, one.finished) == ((5, 9, 7), True)
+    torch.testing.assert_close(one.token_log_probs, log_probs[:3])
+    torch.testing.assert_close(one.attention, attention[:3])
+    assert one.log_prob == pytest.approx(float(log_probs.sum()))

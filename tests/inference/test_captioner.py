@@ -232,3 +232,35 @@ def test_a_model_can_be_moved(
         Captioner.load(copy).caption(pictures[0]),
         Captioner.load(tiny_models["sat"]).caption(pictures[0]),
     )
+
+
+def test_alternatives_and_continuing_from_one(tiny: Captioner, pictures: list[Path]) -> None:
+    assert tiny.caption(pictures[0]).alternatives is None
+    [item] = tiny.describe([pictures[0]], alternatives=5, num_captions=2)
+    for result in item.captions:
+        assert result.alternatives is not None
+        assert len(result.alternatives) == len(result.words) + 1
+        for place, word in zip(result.alternatives, result.words, strict=False):
+            assert len(place) == 5
+            assert word not in {other.word for other in place}
+            values = [other.log_prob for other in place]
+            assert values == sorted(values, reverse=True)
+    result = item.captions[0]
+    assert result.alternatives is not None
+    other = next(o for o in result.alternatives[1] if o.word != "<eos>")
+    prefix = (*result.words[:1], other.word)
+    again = tiny.caption(pictures[0], prefix=prefix)
+    assert again.words[:2] == prefix
+    assert again.word_log_probs[1] == pytest.approx(other.log_prob, abs=1e-4)
+    np.testing.assert_allclose(again.attention[:2], result.attention[:2], rtol=1e-3, atol=1e-5)
+    ended = tiny.caption(pictures[0], prefix=(*prefix, "<eos>"))
+    assert (ended.words, ended.finished) == (prefix, True)
+
+
+def test_a_wrong_prefix_is_explained(tiny: Captioner, pictures: list[Path]) -> None:
+    with pytest.raises(ValueError, match="words that the model knows, got 'zebra'"):
+        tiny.caption(pictures[0], prefix=("a", "zebra"))
+    with pytest.raises(TypeError, match="prefix must be a list of words"):
+        tiny.caption(pictures[0], prefix="a dog")
+    with pytest.raises(ValueError, match="alternatives must be at least 0"):
+        tiny.caption(pictures[0], alternatives=-1)

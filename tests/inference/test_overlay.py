@@ -1,3 +1,6 @@
+import dataclasses
+import io
+
 import matplotlib as mpl
 import numpy as np
 import pytest
@@ -12,7 +15,10 @@ from captioner.inference.overlay import (
     _wrap,
     attention_overlay,
     format_probability,
+    render_animation,
     render_figure,
+    render_figure_svg,
+    select_maps,
 )
 from captioner.types import CaptionResult
 
@@ -157,3 +163,69 @@ def test_text_fits() -> None:
 def test_probabilities_are_readable() -> None:
     shown = [format_probability(float(np.log(p))) for p in (1.0, 0.5, 0.0994, 0.0996, 0.01, 1e-6)]
     assert shown == ["100 %", "50 %", "9.9 %", "10 %", "1.0 %", "<0.1 %"]
+
+
+def make_caption(size: tuple[int, int] = (60, 40)) -> CaptionResult:
+    maps = np.random.default_rng(0).dirichlet(np.ones(6), 3).reshape(3, 2, 3).astype(np.float32)
+    layers = np.random.default_rng(1).dirichlet(np.ones(6), (3, 2, 4)).reshape(3, 2, 4, 2, 3)
+    return CaptionResult(
+        text="a <dog> & cat",
+        words=("a", "<dog>", "cat"),
+        token_ids=(4, 5, 6),
+        word_log_probs=np.array([-0.1, -1.0, -2.0], dtype=np.float32),
+        log_prob=-3.5,
+        attention=maps,
+        crop_box=(0, 0, *size),
+        image_size=size,
+        finished=True,
+        score=-1.0,
+        layer_attention=layers.astype(np.float32),
+    )
+
+
+def test_svg_holds_words_and_pictures() -> None:
+    from xml.etree import ElementTree
+
+    text = render_figure_svg(Image.new("RGB", (60, 40), "teal"), make_caption())
+    root = ElementTree.fromstring(text)  # well-formed, whatever the words
+    space = "{http://www.w3.org/2000/svg}"
+    assert root.find(f"{space}title").text == "a <dog> & cat"
+    images = root.findall(f"{space}image")
+    assert len(images) == 4
+    assert all(one.get("href").startswith("data:image/jpeg;base64,") for one in images)
+    words = [one.text for one in root.findall(f"{space}text")]
+    for word in ("a", "<dog>", "cat", "90 %", "37 %", "14 %"):
+        assert word in words
+    figure = render_figure(Image.new("RGB", (60, 40), "teal"), make_caption())
+    assert (int(root.get("width")), int(root.get("height"))) == figure.size
+
+
+@pytest.mark.parametrize("kind", ["gif", "webp"])
+def test_animation_has_a_frame_for_every_word(kind) -> None:
+    content = render_animation(Image.new("RGB", (60, 40), "teal"), make_caption(), kind, side=120)
+    with Image.open(io.BytesIO(content)) as animation:
+        assert animation.format == kind.upper()
+        assert animation.n_frames == 4
+        assert animation.info["loop"] == 0
+        frames = []
+        for i in range(4):
+            animation.seek(i)
+            frames.append(animation.convert("RGB").tobytes())
+    assert len(set(frames)) == 4
+    with pytest.raises(ValueError, match="kind must be gif or webp, got 'mp4'"):
+        render_animation(Image.new("RGB", (60, 40)), make_caption(), "mp4")
+    with pytest.raises(ValueError, match="must be the captioned one"):
+        render_animation(Image.new("RGB", (61, 40)), make_caption())
+
+
+def test_maps_of_layers_and_heads() -> None:
+    result = make_caption()
+    layers = result.layer_attention
+    assert select_maps(result) is result
+    np.testing.assert_array_equal(select_maps(result, 1, 3).attention, layers[:, 1, 3])
+    np.testing.assert_allclose(select_maps(result, 0).attention, layers[:, 0].mean(1))
+    for layer, head, message in ((2, None, "layer must be from 0 to 1, got 2"), (0, 4, "head")):
+        with pytest.raises(ValueError, match=message):
+            select_maps(result, layer, head)
+    with pytest.raises(ValueError, match="no maps of layers"):
+        select_maps(dataclasses.replace(result, layer_attention=None), 0)
