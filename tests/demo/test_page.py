@@ -530,7 +530,7 @@ def test_many_pictures_at_once(address: str, browser, picture: Path, tmp_path: P
     visit.page.locator("#batch-files input[type=file]").set_input_files(
         [picture, tmp_path / "some.zip"]
     )
-    visit.page.get_by_text("some.zip").wait_for()
+    visit.page.locator('#batch-files [aria-label="some.zip"]').wait_for()
     visit.page.locator("#batch-run").click()
     visit.page.get_by_text("Done: 3 of 3, 1 could not be read").wait_for()
     assert visit.page.locator("#batch-table tbody tr").count() == 3
