@@ -47,7 +47,7 @@ EXPORTED_FILES = (WEIGHTS_FILE, CONFIG_FILE, VOCABULARY_FILE, CARD_FILE)
 
 PRETRAINED = Path(__file__).resolve().parents[1] / "pretrained"
 
-SIZE_LIMIT = 30 * 2**20
+SIZE_LIMIT = 30_000_000
 """Bytes above which an exported model is larger than what ships with the package."""
 
 _LARGE = 4096
@@ -196,7 +196,7 @@ def export_model(
         shutil.rmtree(temporary, ignore_errors=True)
     if size > SIZE_LIMIT:
         logger.warning(
-            "%s is %.1f MB; models that ship with the package stay below %.1f MB",
+            "%s is %.1f MB; models that ship with the package stay below %.0f MB",
             folder / WEIGHTS_FILE,
             size / 1e6,
             SIZE_LIMIT / 1e6,
