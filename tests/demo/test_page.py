@@ -466,6 +466,8 @@ def test_two_models_side_by_side_and_single_heads(
     assert sum("queue/join" in url for url in visit.requests) == asked
     # One model with two ways to search.
     visit.page.locator("#second-model").get_by_label("tiny-sat").check()
+    # The model brings its own options: what is chosen before they are there would be undone.
+    visit.words(results["sat"].words, "second")
     visit.page.locator("#second-decoding button").first.click()
     visit.page.locator("#second-method").get_by_label("Greedy").check()
     visit.words(
