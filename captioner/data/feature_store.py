@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -156,13 +155,6 @@ class FeatureStore:
         return FeatureStore.open, (str(self.folder),)
 
     @property
-    def fingerprint(self) -> str:
-        """A digest of the encoder, its weights and the preprocessing."""
-        return combine_fingerprint(
-            self.manifest["encoder_fingerprint"], self.manifest["preprocessing"]
-        )
-
-    @property
     def complete(self) -> bool:
         """Whether every picture is there."""
         return bool(self._done.all())
@@ -248,12 +240,6 @@ class FeatureStore:
                 f"the configured one has fingerprint {encoder_fingerprint[:12]}; make them again "
                 "with `captioner data features`"
             )
-
-
-def combine_fingerprint(encoder_fingerprint: str, preprocessing: Mapping[str, object]) -> str:
-    """A digest of an encoder, its weights and the preprocessing before it."""
-    text = json.dumps([encoder_fingerprint, dict(preprocessing)], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:

@@ -14,10 +14,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from captioner.data.transforms import IMAGENET_MEAN, IMAGENET_STD
 from captioner.types import ImageFeatures
 
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
 _LITE_MEAN = (0.498, 0.498, 0.498)
 _LITE_STD = (0.502, 0.502, 0.502)
 _PROBE = 256  # pixels of the square on which shapes are worked out
