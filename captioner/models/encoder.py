@@ -7,9 +7,12 @@ import functools
 import hashlib
 import importlib
 import importlib.util
+import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +23,7 @@ from captioner.types import ImageFeatures
 _LITE_MEAN = (0.498, 0.498, 0.498)
 _LITE_STD = (0.502, 0.502, 0.502)
 _PROBE = 256  # pixels of the square on which shapes are worked out
+_TRACING = threading.Lock()
 
 
 class CnnEncoder(nn.Module):
@@ -34,8 +38,9 @@ class CnnEncoder(nn.Module):
         weights: None (random), "package:NAME" (an installed Python package that brings the
             weights: efficientnet-lite0-, 1- or 2-pytorch-model), "file:PATH" (.pth, .pt or
             .safetensors, with the library's names), or "download" (the library's own).
-        trainable_from: None keeps everything frozen, BatchNorm statistics included; the name of
-            a stage trains it and all that comes after it; "all" trains everything.
+        trainable_from: None keeps everything frozen; the name of a stage trains it and all that
+            comes after it; "all" trains everything. The statistics of BatchNorm stay as they are
+            in any case: those of a few pictures would replace what a million taught.
         mean: Mean of each channel (0..1) that the weights expect; by default theirs.
         std: Standard deviation of each channel that the weights expect; by default theirs.
 
@@ -128,7 +133,8 @@ class CnnEncoder(nn.Module):
         if mode:
             for name, module in self.trunk.named_modules():
                 own = [f"{name}.{p}" if name else p for p, _ in module.named_parameters()]
-                if not self._trainable.issuperset(own) or not own:
+                keeps_statistics = isinstance(module, nn.modules.batchnorm._BatchNorm)
+                if not self._trainable.issuperset(own) or not own or keeps_statistics:
                     # Set on the module alone: a trained child of it is visited on its own.
                     module.training = False
         return self
@@ -361,10 +367,43 @@ def _cut(model: nn.Module, library: str, backbone: str, stage: str) -> nn.Module
         with warnings.catch_warnings():
             # Branches for training alone (auxiliary classifiers) are cut off on purpose.
             warnings.simplefilter("ignore", UserWarning)
-            trunk: nn.Module = create_feature_extractor(model.eval(), {node: "grid"})
+            with _tracing_one_thread():
+                trunk: nn.Module = create_feature_extractor(model.eval(), {node: "grid"})
     except ValueError as error:
         raise ValueError(f"{backbone} cannot be cut at {stage!r}: {error}") from error
     return trunk
+
+
+@contextmanager
+def _tracing_one_thread() -> Iterator[None]:
+    """Let torch.fx trace the calls of this thread alone.
+
+    While it traces, it takes every call of every module in the process for one of the traced
+    model: a model that captions in another thread at that time would fail.
+    """
+    library = importlib.import_module("torchvision.models.feature_extraction")
+    thread = threading.get_ident()
+
+    class OneThreadTracer(library.NodePathTracer):  # type: ignore[name-defined, misc]
+        def call_module(
+            self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any
+        ) -> Any:
+            if threading.get_ident() != thread:
+                return forward(*args, **kwargs)
+            return super().call_module(m, forward, args, kwargs)
+
+        def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+            if threading.get_ident() != thread:
+                return attr_val
+            return super().getattr(attr, attr_val, parameter_proxy_cache)
+
+    with _TRACING:
+        general = library.NodePathTracer
+        setattr(library, "NodePathTracer", OneThreadTracer)  # noqa: B010 - a module
+        try:
+            yield
+        finally:
+            setattr(library, "NodePathTracer", general)  # noqa: B010
 
 
 def _list_stages(model: nn.Module) -> list[str]:

@@ -33,6 +33,8 @@ from captioner.training.results import (
     write_json,
 )
 from captioner.training.schedule import Schedule
+from captioner.training.scheduled_sampling import replace_with_guesses
+from captioner.training.self_critical import SelfCritic, SelfCriticalOptions
 from captioner.types import CaptionBatch, ImageFeatures, ImageId, Split
 
 if TYPE_CHECKING:
@@ -88,6 +90,11 @@ class CaptioningModule(LightningModule):
         decoding: How ``test`` and ``predict`` write captions; kept with the model as its default.
         validation_decoding: How ``fit`` and ``validate`` write captions; ``decoding`` by default.
         validation_loss: Whether validation also reports the cross-entropy of the references.
+        scheduled_sampling: Share of the words that are replaced by the model's own guesses where
+            it reads a reference, in [0, 1]; it grows from 0 to this over the run (Bengio et al.
+            2015).
+        self_critical: Learn from the score of captions that the model draws, instead of from the
+            references: a second stage, to be started from a trained model.
         initial_weights: Checkpoint, exported folder or shipped model whose weights are the
             start. Words are matched by spelling between the vocabularies.
 
@@ -110,9 +117,13 @@ class CaptioningModule(LightningModule):
         decoding: DecodingOptions = DecodingOptions(),  # noqa: B008 - frozen
         validation_decoding: DecodingOptions | None = None,
         validation_loss: bool = True,
+        scheduled_sampling: float = 0.0,
+        self_critical: SelfCriticalOptions | None = None,
         initial_weights: str | None = None,
     ) -> None:
         super().__init__()
+        if not 0.0 <= scheduled_sampling <= 1.0:
+            raise ValueError(f"scheduled_sampling must be in [0, 1], got {scheduled_sampling}")
         if not 0.0 <= label_smoothing < 1.0:
             raise ValueError(f"label_smoothing must be in [0, 1), got {label_smoothing}")
         if doubly_stochastic < 0.0:
@@ -138,6 +149,8 @@ class CaptioningModule(LightningModule):
         self.decoding = decoding
         self.validation_decoding = validation_decoding or decoding
         self.validation_loss = validation_loss
+        self.scheduled_sampling = scheduled_sampling
+        self.self_critical = self_critical
         self.initial_weights = initial_weights
         self._decoder_factory = decoder
         self._captions: list[tuple[ImageId, str]] = []
@@ -145,6 +158,7 @@ class CaptioningModule(LightningModule):
         self._scores: dict[Split, CaptionScores] = {}
         self._reference_losses: list[tuple[ImageId, float, int]] = []
         self._resumed_groups: list[dict[str, Any]] | None = None
+        self._critic: SelfCritic | None = None
 
     # ---- building -------------------------------------------------------------------------
 
@@ -217,8 +231,18 @@ class CaptioningModule(LightningModule):
     # ---- training -------------------------------------------------------------------------
 
     def on_fit_start(self) -> None:
-        """Check the feature store."""
+        """Check the feature store, and prepare the references that captions are rewarded by."""
         self.check_features()
+        if self.self_critical is None:
+            return
+        if self.initial_weights is None and self.trainer.ckpt_path is None:
+            logger.warning(
+                "self-critical training starts from random weights, whose captions earn nothing to "
+                "learn from; start from a trained model (--model.initial_weights NAME or CKPT)"
+            )
+        self._critic = SelfCritic(
+            self.self_critical, self.data.references("train"), self.data.vocabulary
+        )
 
     def encode(self, batch: CaptionBatch) -> ImageFeatures:
         """The regions of a batch's pictures, computed or from the feature store, (M, R, D)."""
@@ -232,9 +256,23 @@ class CaptioningModule(LightningModule):
         Args:
             batch: Pictures with at least one caption.
         """
+        return self._losses_of(batch, self.encode(batch))
+
+    def _losses_of(self, batch: CaptionBatch, features: ImageFeatures) -> TrainingLosses:
         tokens, token_mask, targets = shift_tokens(batch)
+        share = self.scheduled_sampling * self._progress() if self.scheduled_sampling else 0.0
+        if share > 0.0:
+            tokens = replace_with_guesses(
+                self.caption_decoder,
+                features,
+                tokens,
+                token_mask,
+                batch.picture,
+                share,
+                self.data.vocabulary.special_ids,
+            )
         output = self.caption_decoder(
-            self.encode(batch),
+            features,
             tokens,
             token_mask,
             batch.picture,
@@ -249,16 +287,46 @@ class CaptioningModule(LightningModule):
             cross_entropy + self.doubly_stochastic * penalty, cross_entropy, penalty
         )
 
+    def _progress(self) -> float:
+        """Share of the run that is done, 0..1; 1 in a run without an end."""
+        total = float(self.trainer.estimated_stepping_batches)
+        return min(1.0, self.trainer.global_step / total) if total < float("inf") else 1.0
+
+    def self_critical_loss(self, batch: CaptionBatch, critic: SelfCritic) -> Tensor:
+        """The loss of captions that the model draws of a batch's pictures.
+
+        Args:
+            batch: Pictures; their captions are read only for ``self_critical.cross_entropy``.
+            critic: Draws and rewards.
+        """
+        size = len(batch.image_ids)
+        features = self.encode(batch)
+        losses = critic.losses(self.caption_decoder, features, batch.image_ids)
+        loss = losses.loss
+        weight = critic.options.cross_entropy
+        if weight > 0.0:
+            references = self._losses_of(batch, features)
+            loss = loss + weight * references.total
+            self.log("train/cross_entropy", references.cross_entropy, batch_size=size)
+        self.log("train/reward", losses.reward, prog_bar=True, batch_size=size)
+        for name in ("baseline", "length", "finished", "distinct"):
+            self.log(f"train/{name}", getattr(losses, name), batch_size=size)
+        return loss
+
     def training_step(self, batch: CaptionBatch, batch_idx: int) -> Tensor:
         """One batch's loss."""
-        losses = self.training_losses(batch)
         size = len(batch.image_ids)
+        rate = self.trainer.optimizers[0].param_groups[0]["lr"]
+        self.log("train/learning_rate", rate, batch_size=size)
+        if self._critic is not None:
+            loss = self.self_critical_loss(batch, self._critic)
+            self.log("train/loss", loss, batch_size=size)
+            return loss
+        losses = self.training_losses(batch)
         self.log("train/loss", losses.total, prog_bar=True, batch_size=size)
         self.log("train/cross_entropy", losses.cross_entropy, batch_size=size)
         if losses.attention_penalty is not None:
             self.log("train/attention_penalty", losses.attention_penalty, batch_size=size)
-        rate = self.trainer.optimizers[0].param_groups[0]["lr"]
-        self.log("train/learning_rate", rate, batch_size=size)
         return losses.total
 
     def parameter_groups(self) -> list[dict[str, Any]]:

@@ -42,7 +42,9 @@ def test_the_command_in_the_comment_parses_and_instantiates(
     assert f"configs/{name}" in text.partition("\n\n")[0] or name == "base.yaml"
     assert f"configs/{name}" in arguments
     monkeypatch.chdir(CONFIGS.parent)
-    if "finetune" in name:  # from a model that is there in every checkout
+    if (
+        "finetune" in name or "self-critical" in name
+    ):  # from a model that is there in every checkout
         arguments.append(f"--model.initial_weights={trained[1] / 'last.ckpt'}")
     if name.endswith("finetune-encoder.yaml"):
         arguments.append("--model.encoder.init_args.trainable_from=blocks.1")
