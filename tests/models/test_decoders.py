@@ -21,6 +21,11 @@ DECODERS = {
         ShowAttendTellDecoder,
         {**LSTM, "score": "scaled_dot", "tie_embeddings": True, "normalize_features": False},
     ),
+    "lstm-mean": (ShowAttendTellDecoder, {**LSTM, "score": "mean"}),
+    "lstm-mean-tied": (
+        ShowAttendTellDecoder,
+        {**LSTM, "score": "mean", "gate": False, "tie_embeddings": True},
+    ),
     "transformer": (TransformerDecoder, TRANSFORMER),
     "transformer-learned": (
         TransformerDecoder,
