@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from captioner.decoding import DecodingOptions, find_alternatives, generate
+from captioner.models.ensemble import EnsembleDecoder
 from captioner.models.lstm_decoder import ShowAttendTellDecoder
 from captioner.models.transformer_decoder import TransformerDecoder
 from captioner.types import ImageFeatures, SpecialIds
@@ -16,6 +17,8 @@ ROWS, COLS, DIM = 2, 3, 10
 
 def build(name, vocabulary_size, end):
     """A random decoder in float64, so that ties cannot flip."""
+    if name == "ensemble":
+        return EnsembleDecoder([build(n, vocabulary_size, end) for n in ("lstm", "transformer")])
     torch.manual_seed(4)
     if name != "transformer":
         decoder = ShowAttendTellDecoder(
@@ -64,7 +67,7 @@ def teacher_force(decoder, features, found):
     return [(one, *part) for (_, one), part in zip(flat, parts, strict=True)]
 
 
-@pytest.mark.parametrize("name", ["lstm", "lstm-mean", "transformer"])
+@pytest.mark.parametrize("name", ["lstm", "lstm-mean", "transformer", "ensemble"])
 @pytest.mark.parametrize(
     "options",
     [
@@ -92,7 +95,7 @@ def test_scores_and_maps_are_those_of_teacher_forcing(name, options, end):
     assert end < 0 or len(lengths) > 1, "captions of one length test no ragged batch"
 
 
-@pytest.mark.parametrize("name", ["lstm", "lstm-mean", "transformer"])
+@pytest.mark.parametrize("name", ["lstm", "lstm-mean", "transformer", "ensemble"])
 @pytest.mark.parametrize("method", ["greedy", "beam", "sample"])
 def test_a_batch_is_its_pictures_one_by_one(name, method):
     decoder, features = build(name, 17, 1.0), random_features(8)
@@ -119,7 +122,7 @@ def test_a_batch_is_its_pictures_one_by_one(name, method):
     assert len({tokens for tokens, *_ in together}) > 1
 
 
-@pytest.mark.parametrize("name", ["lstm", "lstm-mean", "transformer"])
+@pytest.mark.parametrize("name", ["lstm", "lstm-mean", "transformer", "ensemble"])
 def test_beam_1_is_greedy(name):
     decoder, features = build(name, 17, 1.0), random_features(8)
     greedy, narrow = (
@@ -132,7 +135,7 @@ def test_beam_1_is_greedy(name):
         torch.testing.assert_close(one.attention, other.attention)
 
 
-@pytest.mark.parametrize("name", ["lstm", "lstm-mean", "transformer"])
+@pytest.mark.parametrize("name", ["lstm", "lstm-mean", "transformer", "ensemble"])
 def test_a_wide_beam_is_brute_force(name):
     decoder, features = build(name, 7, 0.0), random_features(2)
     options = DecodingOptions(beam_size=300, num_captions=200, max_length=4)
@@ -154,7 +157,7 @@ def test_a_wide_beam_is_brute_force(name):
         assert [one.score for one in captions] == pytest.approx([-s for _, s, _ in expected])
 
 
-@pytest.mark.parametrize("name", ["lstm", "lstm-mean", "transformer"])
+@pytest.mark.parametrize("name", ["lstm", "lstm-mean", "transformer", "ensemble"])
 def test_training_mode_and_gradients_do_not_reach_decoding(name):
     decoder, features = build(name, 17, 0.0), random_features(2)
     options = DecodingOptions(beam_size=2)
@@ -167,7 +170,7 @@ def test_training_mode_and_gradients_do_not_reach_decoding(name):
     assert not any(one.attention.requires_grad for captions in found for one in captions)
 
 
-@pytest.mark.parametrize("name", ["lstm", "lstm-mean", "transformer"])
+@pytest.mark.parametrize("name", ["lstm", "lstm-mean", "transformer", "ensemble"])
 @pytest.mark.parametrize("ban_unk", [True, False])
 def test_alternatives_are_the_models_own(name, ban_unk):
     """Step by step through every caption: the likeliest tokens besides the one there."""
@@ -209,7 +212,7 @@ def test_alternatives_of_small_vocabularies_and_of_nothing():
     assert not decoder.training
 
 
-@pytest.mark.parametrize("name", ["lstm", "lstm-mean", "transformer"])
+@pytest.mark.parametrize("name", ["lstm", "lstm-mean", "transformer", "ensemble"])
 @pytest.mark.parametrize("method", ["greedy", "beam", "sample"])
 def test_a_prefix_with_its_end_is_the_whole_caption(name, method):
     """Forcing a caption anew gives what teacher forcing gives."""
