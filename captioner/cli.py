@@ -115,9 +115,10 @@ def _add_caption(commands: Any) -> None:
     parser.add_argument("pictures", nargs="+", metavar="PICTURE|FOLDER")
     parser.add_argument(
         "--model",
-        default=DEFAULT_MODEL,
+        action="append",
         metavar="NAME|DIR",
-        help="a model that ships, an exported folder or a checkpoint (default: %(default)s)",
+        help="a model that ships, an exported folder or a checkpoint; given again, the models "
+        f"caption together by the mean of their probabilities (default: {DEFAULT_MODEL})",
     )
     parser.add_argument(
         "--format",
@@ -178,7 +179,9 @@ def _caption(options: argparse.Namespace) -> int:
     from captioner.inference.captioner import Captioner
 
     keep_freed_memory()
-    captioner = Captioner.load(options.model, device=options.device)
+    models = options.model or [DEFAULT_MODEL]
+    source = models if len(models) > 1 else models[0]
+    captioner = Captioner.load(source, device=options.device)
     described = captioner.describe(
         pictures, batch_size=options.batch_size, seed=options.seed, **overrides
     )

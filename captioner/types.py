@@ -72,6 +72,10 @@ class ImageFeatures:
                 f"grid must be (M, {self.rows} * {self.cols}, D), got {tuple(self.grid.shape)}"
             )
 
+    def select(self, pictures: slice) -> ImageFeatures:
+        """The features of some of the pictures."""
+        return replace(self, grid=self.grid[pictures])
+
     def to(self, device: torch.device | str, non_blocking: bool = False) -> ImageFeatures:
         """The same features on another device."""
         return replace(self, grid=self.grid.to(device, non_blocking=non_blocking))

@@ -2,6 +2,7 @@
 
 import csv
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -123,6 +124,12 @@ def write_tiny_checkpoint(path: Path, decoder: str, height: int = 64, width: int
     }
     torch.save({"captioner": captioner, "state_dict": state}, path)
     return path
+
+
+@pytest.fixture(scope="session")
+def write_checkpoint() -> Callable[..., Path]:
+    """``write_tiny_checkpoint``, for tests that need more than the two models."""
+    return write_tiny_checkpoint
 
 
 @pytest.fixture(scope="session", params=["sat", "transformer"])

@@ -90,6 +90,23 @@ def test_coco(folder: Path, model: str, capsys: pytest.CaptureFixture[str]) -> N
     assert [entry["image_id"] for entry in value] == [42, 391895, "a.png", "b.PNG", "c.png"]
 
 
+def test_several_models_caption_together(
+    folder: Path, tiny_models: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = [str(tiny_models[name]) for name in ("sat", "transformer")]
+    flags = [flag for model in models for flag in ("--model", model)]
+    picture = folder / "a.png"
+    assert run("caption", picture, *flags, "--format", "jsonl") == 0
+    value = json.loads(capsys.readouterr().out)
+    result = Captioner.load(models).caption(picture)
+    assert value["words"] == list(result.words)
+    np.testing.assert_allclose(value["word_log_probs"], result.word_log_probs, atol=1e-5)
+    # Shipped models learned other words than these.
+    assert run("caption", picture, *flags, "--model", "sat-flickr8k") == 2
+    error = capsys.readouterr().err
+    assert f"those of {models[0]} and sat-flickr8k differ: entry " in error
+
+
 def test_decoding_options_reach_the_search(
     folder: Path, model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from captioner.data.images import ImageReadError, read_image, to_upright_rgb
 from captioner.decoding import DecodingOptions, find_alternatives, generate
 from captioner.inference.checkpoint import LoadedModel, load_model
+from captioner.inference.ensemble import LoadedEnsemble, load_ensemble
 from captioner.inference.options import override_options
 from captioner.text.tokenizer import detokenize
 from captioner.types import Alternative, CaptionResult, Hypothesis, ImageFeatures
@@ -54,15 +54,16 @@ class PictureCaptions:
 
 
 class Captioner:
-    """Writes captions with one model.
+    """Writes captions with one model, or with several as one.
 
     >>> from captioner import Captioner
     >>> captioner = Captioner.load("sat-flickr8k")  # doctest: +SKIP
     >>> captioner.caption("photo.jpg").text  # doctest: +SKIP
     'a dog runs through the grass'
+    >>> ensemble = Captioner.load(["my-model", "my-other-model"])  # doctest: +SKIP
 
     Args:
-        model: What ``load_model`` read.
+        model: What ``load_model`` or ``load_ensemble`` read.
         device: "auto" (CUDA where there is one, else the CPU), or a torch device.
 
     Raises:
@@ -72,6 +73,8 @@ class Captioner:
     def __init__(self, model: LoadedModel, device: str = "auto") -> None:
         self.device = _find_device(device)
         self.preprocessing = model.preprocessing
+        single = (model.preprocessing,)
+        self._views = model.views if isinstance(model, LoadedEnsemble) else single
         self.vocabulary = model.vocabulary
         self.options = model.decoding
         self.config = model.config
@@ -80,14 +83,27 @@ class Captioner:
         cast("nn.Module", self._decoder).to(self.device)
 
     @classmethod
-    def load(cls, source: str | Path = DEFAULT_MODEL, device: str = "auto") -> Captioner:
+    def load(
+        cls, source: str | Path | Sequence[str | Path] = DEFAULT_MODEL, device: str = "auto"
+    ) -> Captioner:
         """A captioner from the name of a shipped model, an exported folder or a checkpoint.
 
+        Several of them make an ensemble: at every word the mean of their probabilities. They
+        must have one vocabulary. The first gives the decoding options, and maps are averaged over
+        those that see the picture in the same grid as it does.
+
         Args:
-            source: See ``captioner.inference.checkpoint.load_model``.
+            source: See ``captioner.inference.checkpoint.load_model``; a list of such for an
+                ensemble, see ``captioner.inference.ensemble.join_models``.
             device: "auto" (CUDA where there is one, else the CPU), or a torch device.
+
+        Raises:
+            FileNotFoundError: A model or one of its files is not there.
+            ValueError: A file is damaged, the list is empty, or vocabularies differ.
         """
-        return cls(load_model(source), device)
+        if isinstance(source, str | Path):
+            return cls(load_model(source), device)
+        return cls(load_ensemble(source), device)
 
     def caption(
         self,
@@ -251,8 +267,8 @@ class Captioner:
 
     def _read(
         self, picture: Picture
-    ) -> tuple[Tensor, tuple[int, int]] | ImageReadError | FileNotFoundError:
-        """The encoder's input and the picture's size, or why it cannot be read."""
+    ) -> tuple[tuple[Tensor, ...], tuple[int, int]] | ImageReadError | FileNotFoundError:
+        """The encoder's inputs and the picture's size, or why it cannot be read."""
         try:
             if isinstance(picture, Image.Image):
                 image = to_upright_rgb(picture)
@@ -260,22 +276,22 @@ class Captioner:
                 image = read_image(picture)
         except (ImageReadError, FileNotFoundError) as error:
             return error
-        return self.preprocessing(image), image.size
+        return tuple(view(image) for view in self._views), image.size
 
     def _caption_batch(
-        self, pictures: list[tuple[Tensor, tuple[int, int]]], request: _Request
+        self, pictures: list[tuple[tuple[Tensor, ...], tuple[int, int]]], request: _Request
     ) -> list[tuple[CaptionResult, ...]]:
         if not pictures:
             return []
         with torch.inference_mode():
-            images = torch.stack([tensor for tensor, _ in pictures]).to(self.device)
-            features = self._encoder(images)
+            views = zip(*(inputs for inputs, _ in pictures), strict=True)
+            features = self._encoder(*(torch.stack(view).to(self.device) for view in views))
             if request.options.method == "sample":
                 # One by one, each from the same seed: what is drawn for a picture depends
                 # neither on its place nor on the pictures around it.
                 found = []
                 for i in range(len(pictures)):
-                    one = dataclasses.replace(features, grid=features.grid[i : i + 1])
+                    one = features.select(slice(i, i + 1))
                     found += self._generate(one, request, self._generator(request.seed))
             else:
                 found = self._generate(features, request, None)

@@ -14,7 +14,7 @@ from typing import Literal, Protocol, TypeAlias
 import torch
 from torch import Tensor, nn
 
-ScoreName: TypeAlias = Literal["additive", "dot", "scaled_dot"]
+ScoreName: TypeAlias = Literal["additive", "dot", "scaled_dot", "mean"]
 
 # Elements of the (G, R, A) temporary of additive attention that are worked on at once: 1 MB in
 # float32 stays in a CPU core's cache, so that each pass over it costs no memory traffic.
@@ -248,7 +248,33 @@ class DotScore(nn.Module):
         return (grad_scores @ keys) * self.scale
 
 
-def build_score(name: ScoreName, attention_dim: int) -> AdditiveScore | DotScore:
+class EqualScore(nn.Module):
+    """The same score for every region, so that the softmax weighs each 1/R: no attention.
+
+    Queries and keys may have any width, 0 too; they are not looked at.
+    """
+
+    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
+        """Zeros (M, G, R) for queries (M, G, A) over keys (M, R, A)."""
+        return query.new_zeros(*query.shape[:2], keys.shape[1])
+
+    def weights(self) -> tuple[Tensor, ...]:
+        """Nothing."""
+        return ()
+
+    def gradient(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        grad_scores: Tensor,
+        grad_keys: Tensor,
+        grad_weights: tuple[Tensor, ...],
+    ) -> Tensor:
+        """Zeros: the scores depend on nothing."""
+        return torch.zeros_like(query)
+
+
+def build_score(name: ScoreName, attention_dim: int) -> AdditiveScore | DotScore | EqualScore:
     """The score part called ``name``.
 
     Raises:
@@ -258,7 +284,9 @@ def build_score(name: ScoreName, attention_dim: int) -> AdditiveScore | DotScore
         return AdditiveScore(attention_dim)
     if name in ("dot", "scaled_dot"):
         return DotScore(attention_dim, scaled=name == "scaled_dot")
-    raise ValueError(f'score must be "additive", "dot" or "scaled_dot", got {name!r}')
+    if name == "mean":
+        return EqualScore()
+    raise ValueError(f'score must be "additive", "dot", "scaled_dot" or "mean", got {name!r}')
 
 
 def region_scores(score: AttentionScore, query: Tensor, keys: Tensor, groups: RowGroups) -> Tensor:

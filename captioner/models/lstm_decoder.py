@@ -7,7 +7,7 @@ C width of the values, A attention width, E embedding width, H hidden width, V v
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -38,6 +38,8 @@ class ShowAttendTellState:
         keys: Projected regions for the scores, (M, R, A), once per picture.
         values: Projected regions for the context, (M, R, C), once per picture.
         groups: ``picture`` as a grid, so that the captions of a picture share its regions.
+        num_regions: R. Without attention (``score="mean"``) the regions are kept as one, their
+            mean: keys are then (M, 1, 0) and values (M, 1, C).
     """
 
     hidden: Tensor
@@ -46,6 +48,7 @@ class ShowAttendTellState:
     keys: Tensor
     values: Tensor
     groups: RowGroups
+    num_regions: int
 
     @property
     def num_rows(self) -> int:
@@ -62,6 +65,7 @@ class ShowAttendTellState:
             keys=self.keys,
             values=self.values,
             groups=RowGroups.build(picture, self.keys.shape[0]),
+            num_regions=self.num_regions,
         )
 
 
@@ -77,10 +81,15 @@ class ShowAttendTellDecoder(nn.Module):
         vocabulary_size: V, words and special tokens.
         hidden_dim: H, width of the LSTM.
         embedding_dim: E, width of the word embeddings and of the deep output layer.
-        attention_dim: A, width in which regions and hidden state are compared.
+        attention_dim: A, width in which regions and hidden state are compared. Without effect
+            if ``score`` is ``mean``, where nothing is compared, so that one option turns a
+            configuration into its counterpart without attention.
         value_dim: C, width to which the features are projected.
         score: How they are compared: ``additive`` is the paper's network, ``dot`` an inner
-            product, ``scaled_dot`` the same over the square root of its width.
+            product, ``scaled_dot`` the same over the square root of its width. ``mean`` compares
+            nothing: each region weighs 1/R before every word, the context is the mean value, and
+            neither queries nor keys exist. It shows what attention is worth, since nothing else
+            differs.
         gate: Whether the hidden state weighs each channel of the context.
         dropout: Share of word embeddings and of deep-output units dropped in training.
         feature_dropout: Share of the values dropped in training.
@@ -96,6 +105,9 @@ class ShowAttendTellDecoder(nn.Module):
         We differ: the features are normalised and projected before anything else; the initial
         states come from one layer over the mean value; the gate has one entry per channel, not
         one in all.
+        Vinyals et al. 2015, Show and Tell, for ``score="mean"``: one vector says the whole
+        picture. We differ: they show it once, before the first word; here it is seen before
+        each word, as the attending decoder sees its context.
     """
 
     def __init__(
@@ -135,6 +147,7 @@ class ShowAttendTellDecoder(nn.Module):
             if not 0 <= share < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {share}")
         self.feature_dim, self.hidden_dim = feature_dim, hidden_dim
+        attention_dim = 0 if score == "mean" else attention_dim
         self.attention_dim, self.value_dim = attention_dim, value_dim
         self.gate, self.normalize_features = gate, normalize_features
         self.dropout, self.feature_dropout = dropout, feature_dropout
@@ -142,7 +155,9 @@ class ShowAttendTellDecoder(nn.Module):
         self.embedding = nn.Embedding(vocabulary_size, embedding_dim)
         self.value = nn.Linear(feature_dim, value_dim)
         # With a product as score, a bias of the keys would cancel in the softmax.
-        self.key = nn.Linear(value_dim, attention_dim, bias=score == "additive")
+        self.key = (
+            nn.Linear(value_dim, attention_dim, bias=score == "additive") if attention_dim else None
+        )
         self.score = build_score(score, attention_dim)
         self.initial = nn.Linear(value_dim, 2 * hidden_dim)  # hidden state, then cell
         # Rows: query (A), gate of the context (C, if there is one), LSTM gates (4H). The bias
@@ -179,7 +194,10 @@ class ShowAttendTellDecoder(nn.Module):
         return ("embedding.weight", "output_weight", "output_bias")
 
     def _project(self, features: ImageFeatures) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Keys (M, R, A), values (M, R, C), initial hidden state and cell (M, H)."""
+        """Keys (M, R, A), values (M, R, C), initial hidden state and cell (M, H).
+
+        Without attention, one region stands for all: keys (M, 1, 0), values (M, 1, C).
+        """
         grid = features.grid
         if grid.shape[2] != self.feature_dim:
             raise ValueError(
@@ -192,8 +210,17 @@ class ShowAttendTellDecoder(nn.Module):
             grid = F.layer_norm(grid, (self.feature_dim,))
         values = torch.relu(self.value(grid))
         values = dropout(values, self.feature_dropout, self.training)
-        hidden, cell = torch.tanh(self.initial(values.mean(1))).chunk(2, dim=1)
+        mean = values.mean(1)
+        hidden, cell = torch.tanh(self.initial(mean)).chunk(2, dim=1)
+        if self.key is None:  # All regions weigh the same: their mean stands for them.
+            return mean.new_empty(len(mean), 1, 0), mean.unsqueeze(1), hidden, cell
         return self.key(values), values, hidden, cell
+
+    def _maps(self, attention: Tensor, num_regions: int) -> Tensor:
+        """Attention over the regions (P, R), from that over what ``_project`` gave."""
+        if self.key is not None:
+            return attention
+        return attention.new_full((len(attention), num_regions), 1 / num_regions)
 
     def _words(self, tokens: Tensor) -> Tensor:
         return dropout(self.embedding(tokens), self.dropout, self.training)
@@ -250,7 +277,10 @@ class ShowAttendTellDecoder(nn.Module):
                 *self.score.weights(),
             )
         logits = self._logits(words, hiddens[layout.inverse], contexts[layout.inverse])
-        return DecoderOutput(logits, attention[layout.inverse] if need_attention else None)
+        if not need_attention:
+            return DecoderOutput(logits, None)
+        maps = self._maps(attention[layout.inverse], features.grid.shape[1])
+        return DecoderOutput(logits, maps)
 
     def init_state(self, features: ImageFeatures) -> ShowAttendTellState:
         """The state before the first token, one row per picture.
@@ -261,7 +291,8 @@ class ShowAttendTellDecoder(nn.Module):
         keys, values, hidden, cell = self._project(features)
         picture = torch.arange(keys.shape[0], device=keys.device)
         groups = RowGroups.build(picture, keys.shape[0])
-        return ShowAttendTellState(hidden, cell, picture, keys, values, groups)
+        num_regions = features.grid.shape[1]
+        return ShowAttendTellState(hidden, cell, picture, keys, values, groups, num_regions)
 
     def step(
         self, tokens: Tensor, state: DecoderState, *, layer_attention: bool = False
@@ -293,8 +324,7 @@ class ShowAttendTellDecoder(nn.Module):
         sums = self.from_word(words) + from_hidden[:, -4 * self.hidden_dim :]
         hidden, cell, _ = lstm_gates(sums + self.from_context(context), state.cell)
         logits = self._logits(words, hidden, context)
-        after = ShowAttendTellState(
-            hidden, cell, state.picture, state.keys, state.values, state.groups
-        )
+        attention = self._maps(attention, state.num_regions)
+        after = replace(state, hidden=hidden, cell=cell)
         maps = attention[:, None, None] if layer_attention else None
         return StepOutput(logits, attention, after, maps)

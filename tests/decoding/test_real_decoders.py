@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from captioner.decoding import DecodingOptions, find_alternatives, generate
+from captioner.models.ensemble import EnsembleDecoder
 from captioner.models.lstm_decoder import ShowAttendTellDecoder
 from captioner.models.transformer_decoder import TransformerDecoder
 from captioner.types import ImageFeatures, SpecialIds
@@ -16,10 +17,17 @@ ROWS, COLS, DIM = 2, 3, 10
 
 def build(name, vocabulary_size, end):
     """A random decoder in float64, so that ties cannot flip."""
+    if name == "ensemble":
+        return EnsembleDecoder([build(n, vocabulary_size, end) for n in ("lstm", "transformer")])
     torch.manual_seed(4)
-    if name == "lstm":
+    if name != "transformer":
         decoder = ShowAttendTellDecoder(
-            DIM, vocabulary_size, hidden_dim=12, embedding_dim=9, attention_dim=8, value_dim=7
+            *(DIM, vocabulary_size),
+            hidden_dim=12,
+            embedding_dim=9,
+            attention_dim=8,
+            value_dim=7,
+            score="mean" if name == "lstm-mean" else "additive",
         )
     else:
         decoder = TransformerDecoder(
@@ -28,7 +36,8 @@ def build(name, vocabulary_size, end):
     decoder = decoder.double().eval()
     with torch.no_grad():
         for parameter in decoder.parameters():
-            parameter.mul_(4)  # sharper than a new network, so that captions differ
+            # Sharper than a new network, so that captions differ; means differ less than regions.
+            parameter.mul_(6 if name == "lstm-mean" else 4)
         decoder.output_bias.zero_()
         decoder.output_bias[IDS.eos_id] += end
     return decoder
@@ -58,7 +67,7 @@ def teacher_force(decoder, features, found):
     return [(one, *part) for (_, one), part in zip(flat, parts, strict=True)]
 
 
-@pytest.mark.parametrize("name", ["lstm", "transformer"])
+@pytest.mark.parametrize("name", ["lstm", "lstm-mean", "transformer", "ensemble"])
 @pytest.mark.parametrize(
     "options",
     [
@@ -86,7 +95,7 @@ def test_scores_and_maps_are_those_of_teacher_forcing(name, options, end):
     assert end < 0 or len(lengths) > 1, "captions of one length test no ragged batch"
 
 
-@pytest.mark.parametrize("name", ["lstm", "transformer"])
+@pytest.mark.parametrize("name", ["lstm", "lstm-mean", "transformer", "ensemble"])
 @pytest.mark.parametrize("method", ["greedy", "beam", "sample"])
 def test_a_batch_is_its_pictures_one_by_one(name, method):
     decoder, features = build(name, 17, 1.0), random_features(8)
@@ -113,7 +122,7 @@ def test_a_batch_is_its_pictures_one_by_one(name, method):
     assert len({tokens for tokens, *_ in together}) > 1
 
 
-@pytest.mark.parametrize("name", ["lstm", "transformer"])
+@pytest.mark.parametrize("name", ["lstm", "lstm-mean", "transformer", "ensemble"])
 def test_beam_1_is_greedy(name):
     decoder, features = build(name, 17, 1.0), random_features(8)
     greedy, narrow = (
@@ -126,7 +135,7 @@ def test_beam_1_is_greedy(name):
         torch.testing.assert_close(one.attention, other.attention)
 
 
-@pytest.mark.parametrize("name", ["lstm", "transformer"])
+@pytest.mark.parametrize("name", ["lstm", "lstm-mean", "transformer", "ensemble"])
 def test_a_wide_beam_is_brute_force(name):
     decoder, features = build(name, 7, 0.0), random_features(2)
     options = DecodingOptions(beam_size=300, num_captions=200, max_length=4)
@@ -148,7 +157,7 @@ def test_a_wide_beam_is_brute_force(name):
         assert [one.score for one in captions] == pytest.approx([-s for _, s, _ in expected])
 
 
-@pytest.mark.parametrize("name", ["lstm", "transformer"])
+@pytest.mark.parametrize("name", ["lstm", "lstm-mean", "transformer", "ensemble"])
 def test_training_mode_and_gradients_do_not_reach_decoding(name):
     decoder, features = build(name, 17, 0.0), random_features(2)
     options = DecodingOptions(beam_size=2)
@@ -161,7 +170,7 @@ def test_training_mode_and_gradients_do_not_reach_decoding(name):
     assert not any(one.attention.requires_grad for captions in found for one in captions)
 
 
-@pytest.mark.parametrize("name", ["lstm", "transformer"])
+@pytest.mark.parametrize("name", ["lstm", "lstm-mean", "transformer", "ensemble"])
 @pytest.mark.parametrize("ban_unk", [True, False])
 def test_alternatives_are_the_models_own(name, ban_unk):
     """Step by step through every caption: the likeliest tokens besides the one there."""
@@ -203,7 +212,7 @@ def test_alternatives_of_small_vocabularies_and_of_nothing():
     assert not decoder.training
 
 
-@pytest.mark.parametrize("name", ["lstm", "transformer"])
+@pytest.mark.parametrize("name", ["lstm", "lstm-mean", "transformer", "ensemble"])
 @pytest.mark.parametrize("method", ["greedy", "beam", "sample"])
 def test_a_prefix_with_its_end_is_the_whole_caption(name, method):
     """Forcing a caption anew gives what teacher forcing gives."""

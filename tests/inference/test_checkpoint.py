@@ -148,6 +148,32 @@ def test_tied_weights_are_stored_once(tmp_path: Path, tiny_checkpoint: Path) -> 
         torch.testing.assert_close(loaded[name], tensor, rtol=2**-10, atol=1e-7)
 
 
+def test_a_decoder_without_attention_is_exported_and_loaded(
+    tmp_path: Path, tiny_checkpoint: Path, drawn_pictures: Path
+) -> None:
+    data = read(tiny_checkpoint)
+    if not data["captioner"]["decoder"]["class_path"].endswith("ShowAttendTellDecoder"):
+        pytest.skip("one decoder is enough")
+    from captioner.models.lstm_decoder import ShowAttendTellDecoder
+
+    decoder = ShowAttendTellDecoder(
+        **{**data["captioner"]["decoder"]["init_args"], "score": "mean"}
+    )
+    data["captioner"]["decoder"]["init_args"] = dict(decoder.config)
+    data["state_dict"] = {
+        **{k: v for k, v in data["state_dict"].items() if k.startswith("encoder.")},
+        **{f"decoder.{k}": v.clone() for k, v in decoder.state_dict().items()},
+    }
+    torch.save(data, tmp_path / "mean.ckpt")
+    folder = export_model(tmp_path / "mean.ckpt", tmp_path / "mean")
+    loaded = load_model(folder).decoder
+    assert loaded.config == decoder.config
+    assert loaded.state_dict().keys() == decoder.state_dict().keys()
+    result = Captioner.load(folder).caption(next(drawn_pictures.glob("*.png")), min_length=2)
+    attention = result.attention
+    np.testing.assert_allclose(attention, 1 / attention[0].size, rtol=1e-6)
+
+
 def test_export_refuses_to_overwrite(tiny_checkpoint: Path, tmp_path: Path) -> None:
     folder = export_model(tiny_checkpoint, tmp_path / "model")
     before = (folder / "config.json").read_bytes()

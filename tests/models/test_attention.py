@@ -109,6 +109,25 @@ def test_context_is_the_weighted_sum_of_the_rows_own_picture(picture):
     torch.testing.assert_close(weighted_regions(weights, values, groups), expected)
 
 
+@pytest.mark.parametrize("picture", PICTURES)
+@pytest.mark.parametrize("attention_dim", [0, 5])
+def test_equal_scores_ask_neither_queries_nor_keys(picture, attention_dim):
+    score = build_score("mean", attention_dim)
+    keys = torch.randn(4, 6, attention_dim, dtype=torch.float64)
+    query = torch.randn(len(picture), attention_dim, dtype=torch.float64)
+    groups = RowGroups.build(torch.tensor(picture), 4)
+    scores = torch.zeros(len(picture), 6, dtype=torch.float64)
+    with torch.no_grad():
+        assert torch.equal(region_scores(score, query, keys, groups), scores)
+    assert torch.equal(region_scores(score, query, keys, groups), scores)
+    grad_keys = torch.zeros_like(keys)
+    upstream = torch.randn_like(scores)
+    into_query = region_scores_gradient(score, query, keys, groups, upstream, grad_keys, ())
+    assert into_query.shape == query.shape
+    assert not into_query.any()
+    assert not grad_keys.any()
+
+
 def test_an_unknown_score_names_the_known_ones():
-    with pytest.raises(ValueError, match='"additive", "dot" or "scaled_dot", got \'cosine\''):
+    with pytest.raises(ValueError, match='"scaled_dot" or "mean", got \'cosine\''):
         build_score("cosine", 4)

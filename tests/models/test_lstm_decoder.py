@@ -67,6 +67,72 @@ def test_one_caption_by_the_papers_equations(gate):
     torch.testing.assert_close(output.attention, torch.stack(maps))
 
 
+@pytest.mark.parametrize("gate", [True, False])
+def test_without_attention_all_but_the_attention_stays(gate):
+    """``score="mean"`` is the attending decoder whose scores are all equal.
+
+    That is what makes the comparison with and without attention a fair one: the attending
+    decoder with a zero vector ``v`` weighs each region 1/R, and then says the same.
+    """
+    attending = ShowAttendTellDecoder(D, V, H, E, A, C, gate=gate).double().eval()
+    mean = ShowAttendTellDecoder(D, V, H, E, A, C, "mean", gate=gate).double().eval()
+    with torch.no_grad():
+        attending.score.weight.zero_()
+    state = attending.state_dict()
+    for name in ("key.weight", "key.bias", "score.weight"):
+        del state[name]
+    for name in ("from_hidden.weight", "from_hidden.bias"):
+        state[name] = state[name][A:]  # without the queries
+    mean.load_state_dict(state)  # strict: there is nothing else
+
+    features = ImageFeatures(torch.randn(3, 6, D, dtype=torch.float64), 2, 3)
+    tokens, picture = torch.randint(V, (4, 5)), torch.tensor([0, 0, 1, 2])
+    mask = torch.arange(5) < torch.tensor([[5], [2], [4], [1]])
+    expected, found = (decoder(features, tokens, mask, picture) for decoder in (attending, mean))
+    torch.testing.assert_close(found.logits, expected.logits)
+    torch.testing.assert_close(found.attention, expected.attention)
+    assert torch.equal(found.attention, torch.full_like(found.attention, 1 / 6))
+    found.logits.square().sum().backward()
+    expected.logits.square().sum().backward()
+    gradients = dict(attending.named_parameters())
+    for name, parameter in mean.named_parameters():
+        reference = gradients[name].grad
+        reference = reference[A:] if name.startswith("from_hidden") else reference
+        torch.testing.assert_close(parameter.grad, reference)
+
+
+def test_without_attention_the_order_of_regions_is_not_seen():
+    """Vinyals et al. 2015: one vector, the mean, says the whole picture."""
+    decoder = ShowAttendTellDecoder(D, V, H, E, A, C, score="mean").double().eval()
+    grid, tokens = torch.randn(1, 6, D, dtype=torch.float64), torch.randint(V, (1, 4))
+    turned = decoder(ImageFeatures(grid.flip(1), 2, 3), tokens)
+    torch.testing.assert_close(turned.logits, decoder(ImageFeatures(grid, 2, 3), tokens).logits)
+
+
+def test_the_gradient_without_attention_is_that_of_finite_differences():
+    decoder = ShowAttendTellDecoder(D, V, 3, 2, A, 4, score="mean").double().eval()
+    tokens, picture = torch.randint(V, (3, 3)), torch.tensor([0, 0, 1])
+
+    def logits(grid, *parameters):
+        named = dict(zip(dict(decoder.named_parameters()), parameters, strict=True))
+        arguments = (ImageFeatures(grid, 1, 2), tokens, None, picture)
+        return torch.func.functional_call(decoder, named, arguments).logits
+
+    grid = torch.randn(2, 2, D, dtype=torch.float64, requires_grad=True)
+    torch.autograd.gradcheck(logits, (grid, *decoder.parameters()), fast_mode=True)
+
+
+def test_without_attention_the_width_of_the_attention_has_no_effect():
+    one, other = (ShowAttendTellDecoder(D, V, H, E, n, C, score="mean") for n in (A, 2 * A))
+    shapes = [{name: tensor.shape for name, tensor in d.state_dict().items()} for d in (one, other)]
+    assert shapes[0] == shapes[1]
+    assert not any("key" in name or "score" in name for name in shapes[0])
+    assert one.from_hidden.out_features == C + 4 * H
+    assert other.config["attention_dim"] == 2 * A
+    again = ShowAttendTellDecoder(**other.config)
+    again.load_state_dict(other.state_dict())
+
+
 def test_tied_embeddings_are_the_output_weights():
     untied = ShowAttendTellDecoder(D, V, H, E, A, C).double().eval()
     tied = ShowAttendTellDecoder(D, V, H, E, A, C, tie_embeddings=True).double().eval()
