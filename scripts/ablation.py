@@ -1,0 +1,203 @@
+"""What each idea of a recipe is worth: short runs on part of Flickr8k that differ in one thing.
+
+    python scripts/ablation.py run --data-root data --output runs/ablation    # what is missing
+    python scripts/ablation.py run --output runs/ablation --only "no dropout" "greedy baseline"
+    python scripts/ablation.py table --data-root data --output runs/ablation    # Markdown on stdout
+
+Every run trains on the same first pictures of the training list (--pictures, 2,000) for the same
+number of epochs (--epochs, 6), from cached features, and captions the whole of dev with beam
+search. A run that is there is not made again, so that a broken series goes on where it was. The
+table compares each with its group's first row by a paired bootstrap over the pictures of dev.
+Small runs tell large differences only; what they promise is to be tried in full.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from captioner.cli import main as captioner
+from captioner.evaluation.compare import Comparison, compare
+from captioner.evaluation.evaluate import Bootstrap
+from captioner.evaluation.inputs import load_inputs
+from captioner.metrics.suite import Suite
+
+logger = logging.getLogger("ablation")
+
+EMA = "--trainer.callbacks+=pytorch_lightning.callbacks.EMAWeightAveraging"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One run: what is changed beside the group's first row.
+
+    Args:
+        group: Rows that are compared with one another.
+        name: The change in words; also the run's folder.
+        arguments: The change as options of ``captioner fit``.
+    """
+
+    group: str
+    name: str
+    arguments: tuple[str, ...] = ()
+
+    @property
+    def folder(self) -> str:
+        """Name of its folder."""
+        return f"{self.group}/{self.name}".lower().replace(" ", "-").replace(",", "")
+
+
+VARIANTS = (
+    Variant("sat", "the recipe"),
+    Variant("sat", "no label smoothing", ("--model.label_smoothing=0",)),
+    Variant("sat", "no doubly stochastic penalty", ("--model.doubly_stochastic=0",)),
+    Variant("sat", "dropout 0.3", ("--model.decoder.init_args.dropout=0.3",)),
+    Variant("sat", "no dropout", ("--model.decoder.init_args.dropout=0",)),
+    Variant("sat", "feature dropout 0.3", ("--model.decoder.init_args.feature_dropout=0.3",)),
+    Variant("sat", "plain view only", ("--data.views=[plain]",)),
+    Variant("sat", "crops too", ("--data.views=[plain,flip,crop,crop_flip]",)),
+    Variant("sat", "scheduled sampling 0.25", ("--model.scheduled_sampling=0.25",)),
+    Variant("sat", "averaged weights", (EMA, "--trainer.callbacks.decay=0.995")),
+    Variant("sat", "dot score", ("--model.decoder.init_args.score=dot",)),
+    Variant("sat", "scaled dot score", ("--model.decoder.init_args.score=scaled_dot",)),
+    Variant("sat", "no attention", ("--model.decoder.init_args.score=mean",)),
+    Variant("sat", "no gate", ("--model.decoder.init_args.gate=false",)),
+    Variant("sat", "tied embeddings", ("--model.decoder.init_args.tie_embeddings=true",)),
+    Variant(
+        "sat",
+        "width 256",
+        tuple(
+            f"--model.decoder.init_args.{part}_dim=256"
+            for part in ("hidden", "embedding", "attention", "value")
+        ),
+    ),
+    Variant("sat", "minimum count 3", ("--data.min_count=3",)),
+    Variant("sat", "minimum count 8", ("--data.min_count=8",)),
+    Variant("transformer", "the recipe"),
+    Variant("transformer", "dropout 0.1", ("--model.decoder.init_args.dropout=0.1",)),
+    Variant("transformer", "averaged weights", (EMA, "--trainer.callbacks.decay=0.995")),
+    Variant(
+        "transformer", "no grid encoder layer", ("--model.decoder.init_args.encoder_layers=0",)
+    ),
+    Variant("transformer", "two decoder layers", ("--model.decoder.init_args.num_layers=2",)),
+)
+
+
+def run_variant(variant: Variant, options: argparse.Namespace, train_list: Path) -> None:
+    """Train, and caption dev with the best checkpoint."""
+    folder = options.output / variant.folder
+    data = ["-c", "configs/base.yaml", "-c", "configs/data/flickr8k.yaml"]
+    common = ["--data_root", str(options.data_root), "--data.num_workers", "0"]
+    common += ["--data.source.init_args.train_list", str(train_list)]
+    common += ["--data.features_path", str(options.features), "--seed_everything", "0"]
+    fit = ["-c", f"configs/model/{variant.group}.yaml", "--data.views", "[plain,flip]"]
+    fit += ["--trainer.max_epochs", str(options.epochs), "--model.schedule.warmup_steps", "100"]
+    fit += ["--model.validation_loss", "false", "--samples.num_pictures", "0"]
+    fit += ["--trainer.enable_progress_bar", "false", "--run_dir", str(folder / "fit")]
+    if status := captioner(["fit", *data, *fit, *common, *variant.arguments]):
+        raise SystemExit(status)
+    predict = ["--ckpt_path", str(folder / "fit" / "best.ckpt"), "--data.predict_split", "val"]
+    predict += ["--trainer.enable_progress_bar", "false", "--run_dir", str(folder / "dev")]
+    if status := captioner(["predict", *data, *common, *predict]):
+        raise SystemExit(status)
+
+
+def write_train_list(options: argparse.Namespace) -> Path:
+    """The first pictures of the official training list."""
+    names = (options.data_root / "flickr8k" / "Flickr_8k.trainImages.txt").read_text("utf-8")
+    chosen = names.split()[: options.pictures]
+    path: Path = options.output / f"train-{len(chosen)}.txt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(chosen) + "\n", encoding="utf-8")
+    return path.absolute()
+
+
+def run(options: argparse.Namespace) -> None:
+    """Make the runs that are missing."""
+    train_list = write_train_list(options)
+    for variant in VARIANTS:
+        if options.only and variant.name not in options.only:
+            continue
+        folder = options.output / variant.folder
+        if (folder / "dev" / "results.json").is_file():
+            logger.info("%s is there", folder)
+            continue
+        if folder.exists():  # broken off
+            folder.rename(_unused(folder))
+        run_variant(variant, options, train_list)
+
+
+def _unused(folder: Path) -> Path:
+    number = 1
+    while (path := folder.with_name(f"{folder.name}.broken-{number}")).exists():
+        number += 1
+    return path
+
+
+def table(options: argparse.Namespace) -> Iterator[str]:
+    """Lines of a Markdown table: scores on dev x100, and the difference in CIDEr."""
+    annotations = options.data_root / "flickr8k" / "Flickr8k.token.txt"
+    suite = Suite.probe(["Bleu", "CIDEr"])
+    yield "| model | change | BLEU-4 | CIDEr | CIDEr, difference (95 %) |"
+    yield "|---|---|---|---|---|"
+    there = [v for v in VARIANTS if (options.output / v.folder / "dev/results.json").is_file()]
+    for group in dict.fromkeys(variant.group for variant in there):
+        rows = [variant for variant in there if variant.group == group]
+        first, *others = [
+            load_inputs(
+                options.output / v.folder / "dev" / "results.json", annotations, split="val"
+            )
+            for v in rows
+        ]
+        for number, (variant, inputs) in enumerate(zip(rows, [first, *others], strict=True)):
+            found = compare(first, inputs, suite, bootstrap=Bootstrap(replicates=1000))
+            yield f"| {group} | {variant.name} | {_figures(found, alone=number == 0)} |"
+
+
+def _figures(comparison: Comparison, *, alone: bool) -> str:
+    scores = comparison.second.scores
+    difference = comparison.differences["CIDEr"]
+    cells = [f"{100 * scores[name].corpus:.1f}" for name in ("Bleu_4", "CIDEr")]
+    if alone or difference is None:
+        return " | ".join([*cells, ""])
+    value, low, high = (
+        f"{100 * part:+.1f}" for part in (difference.value, difference.low, difference.high)
+    )
+    return " | ".join([*cells, f"{value} ({low}..{high})"])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run or tabulate."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("command", choices=["run", "table"])
+    root = Path(os.environ.get("CAPTIONER_DATA", "data"))
+    parser.add_argument("--data-root", type=Path, default=root, help="folder with flickr8k/")
+    parser.add_argument("--features", type=Path, help="feature store, DATA_ROOT/features/flickr8k")
+    parser.add_argument("--output", type=Path, default=Path("runs/ablation"))
+    parser.add_argument("--pictures", type=int, default=2000, help="training pictures")
+    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="changes to run, by name")
+    options = parser.parse_args(arguments)
+    options.features = options.features or options.data_root / "features" / "flickr8k"
+    unknown = set(options.only or ()) - {variant.name for variant in VARIANTS}
+    if unknown:
+        names = ", ".join(dict.fromkeys(variant.name for variant in VARIANTS))
+        parser.error(f"unknown change {', '.join(sorted(unknown))}; known are {names}")
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    if options.command == "run":
+        run(options)
+    else:
+        lines = list(table(options))
+        sys.stdout.write("\n".join(lines) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
