@@ -246,6 +246,23 @@ def test_a_second_stage_by_configuration(run_cli, trained, tmp_path: Path) -> No
     assert read_column(folder, "val/CIDEr")
 
 
+def test_the_encoder_can_learn_too(run_cli, trained, tmp_path: Path) -> None:
+    checkpoint = trained[1] / "last.ckpt"
+    run_cli(
+        "fit",
+        tmp_path / "run",
+        f"--model.initial_weights={checkpoint}",
+        "--model.self_critical.num_samples=3",
+        "--model.encoder.init_args.trainable_from=blocks.1",
+    )
+    before = torch.load(checkpoint, weights_only=True)["state_dict"]
+    after = torch.load(tmp_path / "run" / "last.ckpt", weights_only=True)["state_dict"]
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert any(name.startswith("encoder.trunk.blocks.2") for name in moved)
+    assert not any(name.startswith("encoder.trunk.blocks.0") for name in moved)
+    assert any(name.startswith("decoder") for name in moved)
+
+
 def test_random_weights_are_a_warning(run_cli, tmp_path: Path, caplog) -> None:
     run_cli("fit", tmp_path / "run", "--model.self_critical.num_samples=2", "--trainer.max_steps=1")
     assert "starts from random weights" in caplog.text
