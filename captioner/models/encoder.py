@@ -7,14 +7,12 @@ import functools
 import hashlib
 import importlib
 import importlib.util
-import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from captioner.data.transforms import IMAGENET_MEAN, IMAGENET_STD
@@ -23,7 +21,6 @@ from captioner.types import ImageFeatures
 _LITE_MEAN = (0.498, 0.498, 0.498)
 _LITE_STD = (0.502, 0.502, 0.502)
 _PROBE = 256  # pixels of the square on which shapes are worked out
-_TRACING = threading.Lock()
 
 
 class CnnEncoder(nn.Module):
@@ -35,6 +32,8 @@ class CnnEncoder(nn.Module):
         stage: The module whose output is the grid, by its name in the backbone: "layer4" of a
             ResNet, "features" of a VGG, "blocks.4" or "conv_head" of a timm EfficientNet
             ("conv_head" with its normalisation and activation). What comes after it is cut off.
+            Several, as in "blocks.4+conv_head", are joined: the grid is that of the last, finer
+            ones are averaged over its regions, and the channels stand beside each other.
         weights: None (random), "package:NAME" (an installed Python package that brings the
             weights: efficientnet-lite0-, 1- or 2-pytorch-model), "file:PATH" (.pth, .pt or
             .safetensors, with the library's names), or "download" (the library's own).
@@ -114,7 +113,7 @@ class CnnEncoder(nn.Module):
             The regions, grid (M, R, D) with R = rows * cols from the top left.
         """
         with torch.set_grad_enabled(torch.is_grad_enabled() and bool(self._trainable)):
-            grid = self.trunk(images)["grid"]  # (M, D, rows, cols)
+            grid = _join(self.trunk(images))  # (M, D, rows, cols)
             rows, cols = grid.shape[-2:]
             return ImageFeatures(grid.flatten(2).transpose(1, 2), rows, cols)
 
@@ -155,7 +154,7 @@ class CnnEncoder(nn.Module):
             state = {key: value.to("meta") for key, value in self.trunk.state_dict().items()}
             picture = torch.empty(1, 3, height, width, device="meta")
             try:
-                grid = torch.func.functional_call(self.trunk, state, (picture,))["grid"]
+                grid = _join(torch.func.functional_call(self.trunk, state, (picture,)))
             except (RuntimeError, ValueError, AssertionError) as error:
                 raise ValueError(
                     f"{self.backbone} cannot take a picture of {height} x {width} pixels: {error}"
@@ -351,59 +350,46 @@ def _load_file(trunk: nn.Module, path: Path) -> None:
 
 
 def _cut(model: nn.Module, library: str, backbone: str, stage: str) -> nn.Module:
-    node = stage
-    if stage == "conv_head" and isinstance(getattr(model, "bn2", None), nn.Module):
-        node = "bn2"  # timm's EfficientNets: normalisation and activation of conv_head
+    """The part of a model up to its stages; gives their outputs by number."""
+    stages = stage.split("+")
+    known = {name for name, _ in model.named_modules() if name}
+    for name in stages:
+        if name not in known:
+            raise ValueError(
+                f"{backbone} has no stage {name!r}; it has {', '.join(_list_stages(model))} "
+                "and what is inside of them"
+            )
+    if len(set(stages)) < len(stages):
+        raise ValueError(f"stage {stage!r} names a stage twice; name each once")
+    # timm's EfficientNets: normalisation and activation of conv_head are a layer of their own.
+    has_norm = isinstance(getattr(model, "bn2", None), nn.Module)
+    nodes = ["bn2" if name == "conv_head" and has_norm else name for name in stages]
+    from captioner.models.tracing import tracing_one_thread  # with torchvision, only when needed
+
     # timm's extractor is torchvision's, told which of timm's layers cannot be traced.
     module = "timm.models" if library == "timm" else "torchvision.models.feature_extraction"
     create_feature_extractor = importlib.import_module(module).create_feature_extractor
-    known = {name for name, _ in model.named_modules() if name}
-    if stage not in known:
-        raise ValueError(
-            f"{backbone} has no stage {stage!r}; it has {', '.join(_list_stages(model))} "
-            "and what is inside of them"
-        )
+    outputs = {node: str(number) for number, node in enumerate(nodes)}
     try:
         with warnings.catch_warnings():
             # Branches for training alone (auxiliary classifiers) are cut off on purpose.
             warnings.simplefilter("ignore", UserWarning)
-            with _tracing_one_thread():
-                trunk: nn.Module = create_feature_extractor(model.eval(), {node: "grid"})
+            with tracing_one_thread():
+                trunk: nn.Module = create_feature_extractor(model.eval(), outputs)
     except ValueError as error:
         raise ValueError(f"{backbone} cannot be cut at {stage!r}: {error}") from error
     return trunk
 
 
-@contextmanager
-def _tracing_one_thread() -> Iterator[None]:
-    """Let torch.fx trace the calls of this thread alone.
-
-    While it traces, it takes every call of every module in the process for one of the traced
-    model: a model that captions in another thread at that time would fail.
-    """
-    library = importlib.import_module("torchvision.models.feature_extraction")
-    thread = threading.get_ident()
-
-    class OneThreadTracer(library.NodePathTracer):  # type: ignore[name-defined, misc]
-        def call_module(
-            self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any
-        ) -> Any:
-            if threading.get_ident() != thread:
-                return forward(*args, **kwargs)
-            return super().call_module(m, forward, args, kwargs)
-
-        def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
-            if threading.get_ident() != thread:
-                return attr_val
-            return super().getattr(attr, attr_val, parameter_proxy_cache)
-
-    with _TRACING:
-        general = library.NodePathTracer
-        setattr(library, "NodePathTracer", OneThreadTracer)  # noqa: B010 - a module
-        try:
-            yield
-        finally:
-            setattr(library, "NodePathTracer", general)  # noqa: B010
+def _join(outputs: Mapping[str, Tensor]) -> Tensor:
+    """Grids of one or more stages as one, (M, D, rows, cols), on the grid of the last."""
+    grids = [outputs[str(number)] for number in range(len(outputs))]
+    if len(grids) == 1 or any(grid.dim() != 4 for grid in grids):
+        return grids[-1]
+    size = (grids[-1].shape[-2], grids[-1].shape[-1])
+    if any(grid.shape[-2] < size[0] or grid.shape[-1] < size[1] for grid in grids):
+        raise ValueError("stages must be named from the finest grid to the coarsest")
+    return torch.cat([F.adaptive_avg_pool2d(grid, size) for grid in grids], dim=1)
 
 
 def _list_stages(model: nn.Module) -> list[str]:

@@ -223,4 +223,41 @@ def test_one_is_built_while_another_thread_uses_a_model():
         built.set()
         thread.join()
     assert not failures
-    assert encoder.trunk(torch.zeros(1, 3, 32, 32))["grid"].shape == (1, 128, 4, 4)
+    assert encoder(torch.zeros(1, 3, 32, 32)).grid.shape == (1, 16, 128)
+
+
+def test_stages_are_joined_on_the_grid_of_the_last():
+    joined = CnnEncoder("torchvision/resnet18", "layer2+layer3").eval()
+    single = {
+        name: CnnEncoder("torchvision/resnet18", name).eval() for name in ("layer2", "layer3")
+    }
+    for encoder in single.values():
+        own = encoder.state_dict()
+        encoder.load_state_dict({key: joined.state_dict()[key] for key in own})
+    images = torch.rand(2, 3, 64, 96)
+    with torch.no_grad():
+        features = joined(images)
+        fine, coarse = (single[name](images) for name in ("layer2", "layer3"))
+    assert (features.rows, features.cols) == (coarse.rows, coarse.cols) == (4, 6)
+    assert joined.feature_dim == 128 + 256
+    assert joined.grid_size(64, 96) == (4, 6)
+    assert torch.equal(features.grid[..., 128:], coarse.grid)
+    pooled = fine.grid.view(2, 4, 2, 6, 2, 128).mean((2, 4)).flatten(1, 2)
+    # float32, another order of sums
+    torch.testing.assert_close(features.grid[..., :128], pooled, rtol=1e-5, atol=1e-6)
+    assert joined.fingerprint() != single["layer3"].fingerprint()
+    assert CnnEncoder(**joined.config).feature_dim == 384
+
+
+@pytest.mark.parametrize(
+    ("stage", "message"),
+    [
+        ("layer3+layer2", "from the finest grid to the coarsest"),
+        ("layer2+layer2", "names a stage twice"),
+        ("layer2+layer9", "no stage 'layer9'"),
+        ("layer2+", "no stage ''"),
+    ],
+)
+def test_stages_that_cannot_be_joined_are_named(stage, message):
+    with pytest.raises(ValueError, match=message):
+        CnnEncoder("torchvision/resnet18", stage)
