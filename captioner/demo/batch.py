@@ -204,7 +204,8 @@ def to_html(rows: Sequence[Row], state: str, total: int | None = None) -> str:
         f'<p class="state" role="status"><span>{html.escape(state)}{problems}</span>{bar} '
         f"{links}</p>"
         '<div class="scroll"><table><thead><tr><th></th><th>Picture</th><th>Caption</th>'
-        f"<th>Per word</th></tr></thead><tbody>{body}</tbody></table></div>"
+        f'<th title="mean probability of a word">Per word</th></tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
     )
 
 
