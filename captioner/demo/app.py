@@ -36,6 +36,7 @@ from captioner.demo.handlers import (
     describe_picture,
     export_caption,
     find_captioner,
+    font_note,
     load_captioners,
     read_upload,
     to_download,
@@ -406,7 +407,8 @@ def _one_picture(site: _Site, examples: Path | None, threads: int) -> gr.Image:
                     View.from_request(data),
                 )
             )
-            return to_download(f"caption.{kind}", EXPORTS[kind], content)
+            note = font_note(words, kind)
+            return to_download(f"caption.{kind}", EXPORTS[kind], content, note)
 
     own: dict[str, Any] = {
         "api_visibility": "private",

@@ -24,6 +24,7 @@ from captioner.inference.captioner import Captioner
 from captioner.inference.checkpoint import CARD_FILE, find_model, list_models
 from captioner.inference.overlay import (
     colormap_table,
+    find_undrawable,
     picture_url,
     render_animation,
     render_figure,
@@ -417,12 +418,23 @@ def export_caption(
     return render_animation(image, result, "gif" if kind == "gif" else "webp", **how)
 
 
-def to_download(name: str, kind: str, content: bytes) -> str:
+def font_note(words: Sequence[str], kind: str) -> str:
+    """What to say of a file whose words this machine has no font for; SVG holds them as text."""
+    boxes = "" if kind == "svg" else find_undrawable(" ".join(words))
+    if not boxes:
+        return ""
+    return (
+        f"No font on the server has {boxes[:20]}: boxes stand in the file. Take the SVG, which "
+        "holds the words as text, or have a font installed for them, such as Noto Sans CJK."
+    )
+
+
+def to_download(name: str, kind: str, content: bytes, note: str = "") -> str:
     """A file as JSON that the page's script offers for download; the server keeps nothing."""
     data = base64.b64encode(content).decode("ascii")
     # The same file twice is two downloads.
     key = f"{time.time_ns()}"
-    return json.dumps({"name": name, "url": f"data:{kind};base64,{data}", "key": key})
+    return json.dumps({"name": name, "url": f"data:{kind};base64,{data}", "key": key, "note": note})
 
 
 def colormap_tables() -> dict[str, str]:

@@ -548,6 +548,7 @@
     askFile(kind) {
       const { words, finished } = this.current;
       this.copied.textContent = "Being made …";
+      this.making = true;
       this.trigger("export_file", {
         kind, words: words.map((w) => w.word), finished, model: this.data.model,
         layer: this.layer, head: this.head, ...style,
@@ -625,9 +626,9 @@
 
   window.captionerDownload = (props, watch) => {
     watch("value", () => {
-      viewers.forEach((viewer) => { if (viewer.copied) viewer.copied.textContent = ""; });
-      if (!props.value) return;
-      const { name, url } = JSON.parse(props.value);
+      const { name, url, note = "" } = props.value ? JSON.parse(props.value) : {};
+      viewers.forEach((viewer) => { if (viewer.making) viewer.copied.textContent = note; viewer.making = false; });
+      if (!url) return;
       download(name, url);
     });
   };

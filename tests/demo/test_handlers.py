@@ -22,6 +22,7 @@ from captioner.demo.handlers import (
     describe_picture,
     export_caption,
     find_captioner,
+    font_note,
     load_captioners,
     read_card,
     read_upload,
@@ -233,6 +234,13 @@ def test_a_mistake_comes_through_the_time_limit() -> None:
 
     with pytest.raises(DemoError, match="it is wrong"):
         TimeLimit(5).run(fail)
+
+
+def test_words_without_a_font_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handlers, "find_undrawable", lambda text: "猫" if "猫" in text else "")
+    assert font_note(["a", "cat"], "png") == ""
+    assert "No font on the server has 猫" in font_note(["一", "猫"], "gif")
+    assert font_note(["一", "猫"], "svg") == ""
 
 
 def test_downloads_differ_each_time() -> None:
