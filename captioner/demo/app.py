@@ -72,6 +72,7 @@ _WAITING = """\
   ? '<p class="state" role="status"><span>Waiting for its turn</span></p>' : ""
 """
 
+_ADDRESS = "http://127.0.0.1:7860"
 _API = """\
 The page answers programs too, on the same address. With `pip install gradio_client`:
 
@@ -226,13 +227,12 @@ def build_demo(models: Sequence[str] | None = None, examples: Path | None = None
             _several_pictures(site)
         with gr.Tab("API", id="api"):
             names = list(captioners)
-            gr.Markdown(
-                _API.format(
-                    address="http://127.0.0.1:7860",
-                    model=names[-1],
-                    models=", ".join(f"`{name}`" for name in names),
-                )
-            )
+            models_named = ", ".join(f"`{name}`" for name in names)
+            api_text = _API.format(address=_ADDRESS, model=names[-1], models=models_named)
+            api = gr.Markdown(api_text, elem_id="api")
+            # The address that the visitor came by.
+            here = f"() => {json.dumps(api_text)}.replace({json.dumps(_ADDRESS)}, location.origin)"
+            page.load(None, None, api, js=here, api_visibility="private")
         _caption_api(site, picture)
 
         def leave(request: gr.Request) -> None:

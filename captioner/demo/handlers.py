@@ -193,6 +193,8 @@ def read_upload(source: str | Path | IO[bytes] | None) -> Image.Image:
         # The message names the file, which has a name of the server's here.
         name = getattr(source, "name", "the picture") if hasattr(source, "read") else source
         reason = str(error).removeprefix(f"{name}: ")
+        if reason.startswith(("is ", "has ", "does ", "cannot ")):
+            reason = f"it {reason}"
         raise DemoError(
             f"This file cannot be read as a picture ({reason}). Try another one, such as a JPEG, "
             "PNG or WebP file."
@@ -444,6 +446,12 @@ def colormap_tables() -> dict[str, str]:
     }
 
 
+_DECODERS = {
+    "ShowAttendTellDecoder": "Show, Attend and Tell",
+    "TransformerDecoder": "Transformer",
+}
+
+
 def describe_models(
     captioners: Mapping[str, Captioner], models: Sequence[str] | None = None
 ) -> dict[str, str]:
@@ -471,7 +479,9 @@ def describe_model(captioner: Captioner, card: str = "") -> str:
     """
     config: Mapping[str, Any] = captioner.config
     decoder = str(config["decoder"].get("class_path", "")).rpartition(".")[2]
-    encoder = str(config["encoder"].get("init_args", {}).get("backbone", ""))
+    decoder = _DECODERS.get(decoder, decoder)
+    backbone = str(config["encoder"].get("init_args", {}).get("backbone", ""))
+    encoder = backbone.rpartition("/")[2]
     what = f"{decoder} on {encoder}" if encoder else decoder
     provenance: Mapping[str, Any] = config.get("provenance") or {}
     plain = " ".join(card.replace("*", "").split())

@@ -195,6 +195,7 @@
         make("strong", {}, data.model), ` · ${data.search} · ${data.seconds.toFixed(2)} s on the server`,
       );
       this.host.replaceChildren(
+        note,
         make(
           "div", { class: "viewer-body" },
           make("div", { class: "said" }, this.chips, tools),
@@ -204,7 +205,6 @@
             this.word, this.alternatives, this.layers, this.beams, this.styleBox, this.buildOut(),
           ),
         ),
-        note,
       );
       this.setPlay(false);
     }
@@ -623,6 +623,12 @@
     input().files = files.files;
     input().dispatchEvent(new Event("change", { bubbles: true }));
   });
+
+  // The server reads kinds of pictures that browsers do not show.
+  for (const [event, unseen] of [["error", true], ["load", false]])
+    document.addEventListener(event, ({ target }) => {
+      if (target instanceof HTMLImageElement && target.closest("#picture")) target.classList.toggle("unseen", unseen);
+    }, true);
 
   window.captionerDownload = (props, watch) => {
     watch("value", () => {

@@ -256,7 +256,7 @@ def test_colours_are_those_of_the_files() -> None:
 
 def test_models_are_described(captioners: dict[str, Captioner]) -> None:
     text = describe_model(captioners["tiny-sat"])
-    assert "ShowAttendTellDecoder on timm/test_efficientnet" in text
+    assert text.startswith("Show, Attend and Tell on test_efficientnet, ")
     assert "15 words" in text
     assert text.endswith("training data not named; terms not given.")
 

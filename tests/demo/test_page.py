@@ -653,6 +653,7 @@ def test_what_cannot_be_read_is_said(address: str, browser, picture: Path, tmp_p
     visit.page.locator("#first-viewer").get_by_text("cannot be read as a picture").wait_for()
     assert visit.page.locator("#first-viewer .word").count() == 0
     assert "Traceback" not in visit.page.content()
+    visit.page.locator("#picture img.unseen").wait_for(state="attached")
     # The message goes when there is a caption.
     visit.page.get_by_label("Remove Image").click()
     visit.upload(picture)
@@ -756,6 +757,15 @@ def test_many_pictures_at_once(address: str, browser, picture: Path, tmp_path: P
     names = [json.loads(line)["image"] for line in lines]
     assert names == ["wide.png", "some.zip/inside.png", "some.zip/broken.png"]
     visit.end()
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(("width", "height"), [(1280, 900), (390, 844)])
+def test_programs_are_told_this_address(address: str, browser, width: int, height: int) -> None:
+    visit = Visit(browser, address, width, height)
+    visit.page.get_by_role("tab", name="API").click()
+    visit.page.locator("#api", has_text=f'Client("{address.rstrip("/")}")').wait_for()
+    visit.end()  # and nothing is wider than the page
 
 
 @pytest.mark.browser
