@@ -94,6 +94,27 @@ def test_the_page_listens_here_alone_and_names_no_other_host(address: str) -> No
     assert os.environ["GRADIO_ANALYTICS_ENABLED"] == "False"
 
 
+def test_models_are_loaded_before_the_page_answers(
+    tiny_models: dict[str, Path],
+    captioners: dict[str, Captioner],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[str] = []
+
+    def load_captioners(models: object) -> dict[str, Captioner]:
+        done.append("loaded")
+        return {"tiny-sat": captioners["sat"]}
+
+    def answer(*args, **options) -> tuple[None, str, None]:
+        done.append("answers")
+        return None, "http://here/", None
+
+    monkeypatch.setattr(app, "load_captioners", load_captioners)
+    monkeypatch.setattr(gr.Blocks, "launch", answer)
+    app.launch([str(tiny_models["sat"])], block=False, announce=done.append)
+    assert done == ["loaded", "answers", "http://here/"]
+
+
 # Programs
 
 
@@ -645,7 +666,7 @@ def test_files_are_taken_along(address: str, browser, picture: Path) -> None:
 @pytest.mark.browser
 def test_what_cannot_be_read_is_said(address: str, browser, picture: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken.png"
-    broken.write_bytes(picture.read_bytes()[:60])
+    broken.write_bytes(picture.read_bytes()[:20])
     visit = Visit(browser, address)
     visit.page.locator("#run").click()
     visit.page.get_by_text("Add a picture first").wait_for()
@@ -803,7 +824,7 @@ def test_a_batch_is_stopped(
     visit.page.get_by_text("Stopped: ").wait_for()
     done = len(computed)
     assert 2 < done < 40
-    state = visit.page.locator("#batch-table .state span").inner_text()
+    state = visit.page.locator("#batch-table .state > span").first.inner_text()
     assert state == f"Stopped: {done} of 40"
     assert visit.page.locator("#batch-table tbody tr").count() == done
     assert visit.page.locator("#batch-table progress").count() == 0
@@ -820,6 +841,38 @@ def test_a_batch_is_stopped(
     visit.page.locator("#batch-run").click()
     visit.page.get_by_text("Done: 40 of 40").wait_for()
     visit.end()
+
+
+@pytest.mark.browser
+def test_a_batch_ends_when_its_visitor_leaves(
+    address: str, browser, picture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with zipfile.ZipFile(tmp_path / "many.zip", "w") as archive:
+        for i in range(100):
+            archive.write(picture, f"{i}.png")
+    computed: list[str] = []
+    caption_items = app.caption_items
+
+    def slow(*args) -> Iterator[object]:
+        for row in caption_items(*args):
+            time.sleep(0.2)
+            computed.append(row.name)
+            yield row
+
+    monkeypatch.setattr(app, "caption_items", slow)
+    visit = Visit(browser, address)
+    visit.page.get_by_role("tab", name="Several").click()
+    visit.page.locator("#batch-files input[type=file]").set_input_files(tmp_path / "many.zip")
+    visit.page.locator('#batch-files [aria-label="many.zip"]').wait_for()
+    visit.page.locator("#batch-run").click()
+    visit.page.wait_for_function("document.querySelectorAll('#batch-table tbody tr').length > 2")
+    visit.end()
+    for _ in range(40):
+        before = len(computed)
+        time.sleep(1)
+        if len(computed) == before:
+            break
+    assert len(computed) < 80
 
 
 @pytest.mark.browser
