@@ -17,8 +17,13 @@ import sys
 import threading
 import time
 import urllib.request
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+from PIL import Image
+
+from captioner import Captioner
 from captioner.demo import app
 from captioner.demo.handlers import find_captioner, load_captioners, read_upload, view_picture
 
@@ -28,41 +33,61 @@ PICTURE = Path(__file__).resolve().parents[1] / "demo" / "examples" / "chelsea.j
 def main() -> int:
     """Run both measurements; the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("picture", nargs="?", type=Path, default=PICTURE)
+    parser.add_argument(
+        "picture", nargs="?", type=Path, default=PICTURE, help="(default: an example)"
+    )
     parser.add_argument("--model", action="append", help="as in `captioner demo`")
-    parser.add_argument("--clients", type=int, default=32)
-    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--clients", type=int, default=32, help="(default: 32)")
+    parser.add_argument("--seconds", type=float, default=60, help="(default: 60)")
     options = parser.parse_args()
+    if not options.picture.is_file():
+        parser.error(f"no picture at {options.picture}")
     measure_maps(options.model, options.picture)
     return measure_load(options)
 
 
 def measure_maps(models: list[str] | None, picture: Path, repeats: int = 15) -> None:
-    """Print what a caption takes alone, and as the viewer gets it, turn by turn."""
+    """Print what a caption takes alone, with its maps, and with all that the viewer gets.
+
+    Turn by turn, so that a busy machine slows all alike: the ratios are medians over the turns.
+    """
     captioners = load_captioners(models)
     image = read_upload(picture)
     for name in captioners:
         captioner = find_captioner(captioners, name)
         search = {"num_captions": 3} if captioner.options.method == "beam" else {}
-
-        def alone(captioner=captioner, search=search) -> None:  # noqa: ANN001
-            list(captioner.describe([image], **search))
-
-        def viewed(name=name, captioner=captioner, search=search) -> None:  # noqa: ANN001
-            view_picture(name, captioner, image, search)
-
-        times: dict[str, list[float]] = {"alone": [], "viewed": []}
+        works: dict[str, Callable[[], object]] = {
+            "alone": partial(describe, captioner, image, search),
+            "maps": partial(describe, captioner, image, search, layer_attention=True),
+            "page": partial(view_picture, name, captioner, image, search),
+        }
+        times: dict[str, list[float]] = {key: [] for key in works}
         for _ in range(repeats):
-            for key, function in (("alone", alone), ("viewed", viewed)):
+            for key, work in works.items():
                 start = time.perf_counter()
-                function()
+                work()
                 times[key].append(time.perf_counter() - start)
         # The least of each: what other programs on the machine take is not ours.
-        first, second = (min(times[key]) for key in ("alone", "viewed"))
+        least = {key: 1000 * min(values) for key, values in times.items()}
+        ratio = {
+            key: statistics.median(
+                one / alone for one, alone in zip(values, times["alone"], strict=True)
+            )
+            for key, values in times.items()
+        }
         print(
-            f"{name}: caption {1000 * first:.0f} ms, with alternatives, all maps and the picture "
-            f"as the page shows them {1000 * second:.0f} ms, {second / first:.2f} times"
+            f"{name}: caption {least['alone']:.0f} ms; "
+            f"with all its maps {least['maps']:.0f} ms, {ratio['maps']:.2f} times; "
+            f"with alternatives and the picture too, as the page shows it, "
+            f"{least['page']:.0f} ms, {ratio['page']:.2f} times"
         )
+
+
+def describe(
+    captioner: Captioner, image: Image.Image, search: dict[str, int], **extra: bool
+) -> None:
+    """Caption a picture without its alternatives."""
+    list(captioner.describe([image], **search, **extra))
 
 
 def measure_load(options: argparse.Namespace) -> int:
@@ -92,7 +117,7 @@ def measure_load(options: argparse.Namespace) -> int:
     for thread in threads:
         thread.join()
     took = time.monotonic() - begin
-    page.close()
+    page.close(verbose=False)
     if len(waits) > 1:
         percentiles = statistics.quantiles(waits, n=100, method="inclusive")
         print(

@@ -32,13 +32,15 @@ from captioner.demo.handlers import (
     api_answer,
     colormap_tables,
     decoding_options,
-    describe_model,
+    describe_models,
     describe_picture,
     export_caption,
     find_captioner,
+    font_note,
     load_captioners,
     read_upload,
     to_download,
+    view_nothing,
     view_picture,
 )
 from captioner.inference.captioner import Captioner
@@ -62,14 +64,15 @@ _VIEWER = """\
 window.captionerViewer(element, props, trigger, watch); // triggers "force_word", "export_file"
 """
 _DOWNLOADER = "window.captionerDownload(props, watch);"
-_STOPPED = """\
-() => {
-  const state = document.querySelector("#batch-table .state span");
-  if (state) state.textContent = state.textContent.replace("Working", "Stopped");
-  document.querySelector("#batch-table progress")?.remove();
-}
+# Requests are numbered where they are made, in the page: answers may come in another order.
+_ASK = "(_, ...inputs) => [window.captionerAsk(), ...inputs]"
+_STOP = "() => [window.captionerStop()]"
+_WAITING = """\
+(files) => files?.length
+  ? '<p class="state" role="status"><span>Waiting for its turn</span></p>' : ""
 """
 
+_ADDRESS = "http://127.0.0.1:7860"
 _API = """\
 The page answers programs too, on the same address. With `pip install gradio_client`:
 
@@ -107,6 +110,27 @@ class _Site:
     captioners: Mapping[str, Captioner]
     limit: TimeLimit
     uploads: Uploads
+    about: Mapping[str, str]  # what the page says of each model
+    stops: Stops
+
+
+class Stops:
+    """Which of its batches a visit has stopped: those with a number up to the one it gave."""
+
+    def __init__(self) -> None:
+        self._of_session: dict[str, float] = {}
+
+    def stop(self, session: str | None, number: float) -> None:
+        """Stop every batch that was asked for before this, also one that waits for its turn."""
+        self._of_session[session or ""] = number
+
+    def is_stopped(self, session: str | None, number: float) -> bool:
+        """Whether a batch is to go no further."""
+        return number <= self._of_session.get(session or "", -1)
+
+    def forget(self, session: str | None) -> None:
+        """Remove what is known of a visit that is over."""
+        self._of_session.pop(session or "", None)
 
 
 class Uploads:
@@ -147,6 +171,7 @@ class _Side:
 
     model: gr.Radio
     chosen: Any  # the event of another model, after which its own options stand in the controls
+    asked: gr.Number  # the number of the request, which the page's script fills in
     method: gr.Radio
     beam_size: gr.Slider
     length_penalty: gr.Slider
@@ -185,7 +210,13 @@ def build_demo(models: Sequence[str] | None = None, examples: Path | None = None
     threads = max(1, (os.cpu_count() or 2) // 2)
     # One thread more than requests at once: one that was given up may still be busy.
     examples = find_examples() if examples is None else examples
-    site = _Site(captioners, TimeLimit(REQUEST_SECONDS, threads + 1), Uploads(examples))
+    site = _Site(
+        captioners,
+        TimeLimit(REQUEST_SECONDS, threads + 1),
+        Uploads(examples),
+        describe_models(captioners, models),
+        Stops(),
+    )
 
     page: gr.Blocks
     with gr.Blocks(title="captioner", analytics_enabled=False, delete_cache=(600, 3600)) as page:
@@ -196,17 +227,17 @@ def build_demo(models: Sequence[str] | None = None, examples: Path | None = None
             _several_pictures(site)
         with gr.Tab("API", id="api"):
             names = list(captioners)
-            gr.Markdown(
-                _API.format(
-                    address="http://127.0.0.1:7860",
-                    model=names[-1],
-                    models=", ".join(f"`{name}`" for name in names),
-                )
-            )
+            models_named = ", ".join(f"`{name}`" for name in names)
+            api_text = _API.format(address=_ADDRESS, model=names[-1], models=models_named)
+            api = gr.Markdown(api_text, elem_id="api")
+            # The address that the visitor came by.
+            here = f"() => {json.dumps(api_text)}.replace({json.dumps(_ADDRESS)}, location.origin)"
+            page.load(None, None, api, js=here, api_visibility="private")
         _caption_api(site, picture)
 
         def leave(request: gr.Request) -> None:
             site.uploads.forget(request.session_hash)
+            site.stops.forget(request.session_hash)
 
         page.unload(leave)
     page.queue(max_size=MAX_QUEUE, default_concurrency_limit=threads, api_open=False)
@@ -221,7 +252,7 @@ def launch(
     announce: Callable[[str], object] | None = None,
     block: bool = True,
 ) -> gr.Blocks:
-    """Serve the page until interrupted.
+    """Serve the page until interrupted. All models are loaded before it answers.
 
     Args:
         models: See ``build_demo``.
@@ -303,24 +334,38 @@ def _one_picture(site: _Site, examples: Path | None, threads: int) -> gr.Image:
     # Below all, so that on a phone the caption comes before them.
     _add_examples(examples, picture)
 
-    def caption(path: str | None, request: gr.Request, model: str, *decoding: Any) -> str:
-        with _told():
-            if path is None:
-                return ""
-            site.uploads.keep(request.session_hash, [path])
+    def caption(
+        asked: int | None, path: str | None, request: gr.Request, model: str, *decoding: Any
+    ) -> str:
+        if path is None:
+            return view_nothing(asked)
+        site.uploads.keep(request.session_hash, [path])
+        try:
             model_captioner = find_captioner(site.captioners, model)
             options, seed = _page_options(model_captioner, *decoding)
             return site.limit.run(
-                lambda: view_picture(model, model_captioner, read_upload(path), options, seed=seed)
+                lambda: view_picture(
+                    model, model_captioner, read_upload(path), options, seed=seed, asked=asked
+                )
             )
+        except DemoError as error:
+            # An answer too: after an error, Gradio would forget the request that waits behind it.
+            return view_nothing(asked, str(error))
 
-    def first_caption(request: gr.Request, path: str | None, model: str, *rest: Any) -> str:
-        return caption(path, request, model, *rest)
+    def first_caption(
+        request: gr.Request, asked: int | None, path: str | None, model: str, *rest: Any
+    ) -> str:
+        return caption(asked, path, request, model, *rest)
 
     def second_caption(
-        request: gr.Request, path: str | None, wanted: bool, model: str, *rest: Any
+        request: gr.Request,
+        asked: int | None,
+        path: str | None,
+        wanted: bool,
+        model: str,
+        *rest: Any,
     ) -> str:
-        return caption(path, request, model, *rest) if wanted else ""
+        return caption(asked, path if wanted else None, request, model, *rest)
 
     def ask(path: str | None) -> None:
         with _told():
@@ -342,6 +387,7 @@ def _one_picture(site: _Site, examples: Path | None, threads: int) -> gr.Image:
                     options,
                     seed=seed if isinstance(seed, int) else None,
                     prefix=words,
+                    asked=data.get("asked"),
                 )
             )
 
@@ -361,7 +407,8 @@ def _one_picture(site: _Site, examples: Path | None, threads: int) -> gr.Image:
                     View.from_request(data),
                 )
             )
-            return to_download(f"caption.{kind}", EXPORTS[kind], content)
+            note = font_note(words, kind)
+            return to_download(f"caption.{kind}", EXPORTS[kind], content, note)
 
     own: dict[str, Any] = {
         "api_visibility": "private",
@@ -374,14 +421,15 @@ def _one_picture(site: _Site, examples: Path | None, threads: int) -> gr.Image:
         (second, second_viewer, second_caption, [compare]),
     ]
     for side, viewer, function, extra in both:
-        inputs = [picture, *extra, side.model, *side.decoding]
+        inputs = [side.asked, picture, *extra, side.model, *side.decoding]
         triggers = [picture.change, side.method.input, button.click]
         triggers += [side.seed.submit]
         triggers += [slider.release for slider in side.decoding if isinstance(slider, gr.Slider)]
         if extra:
             triggers.append(compare.input)
-        gr.on(triggers, function, inputs, viewer, trigger_mode="always_last", **own)
-        side.chosen.then(function, inputs, viewer, trigger_mode="always_last", **own)
+        ask_last = own | {"trigger_mode": "always_last", "js": _ASK}
+        gr.on(triggers, function, inputs, viewer, **ask_last)
+        side.chosen.then(function, inputs, viewer, **ask_last)
         viewer.force_word(force_word, picture, viewer, **own)
         viewer.export_file(export_file, picture, downloads, **own | {"show_progress": "hidden"})
     button.click(ask, picture, api_visibility="private", show_progress="hidden")
@@ -403,7 +451,8 @@ def _side(site: _Site, name: str, label: str, prefix: str) -> _Side:
     model = gr.Radio(
         names, value=name, label=label, elem_id=f"{prefix}-model", visible=len(names) > 1
     )
-    note = gr.Markdown(describe_model(site.captioners[name]), elem_classes=["about"])
+    note = gr.Markdown(site.about[name], elem_classes=["about"])
+    asked = gr.Number(precision=0, visible=False)
     with gr.Accordion("Decoding", open=False, elem_id=f"{prefix}-decoding"):
         method = gr.Radio(
             [("Beam search", "beam"), ("Greedy", "greedy"), ("Sampling", "sample")],
@@ -452,23 +501,38 @@ def _side(site: _Site, name: str, label: str, prefix: str) -> _Side:
         show_progress="hidden",
         queue=False,
     )
+    # In the page itself, so that no choice that the visitor makes meanwhile is undone.
     chosen = model.input(
-        lambda name: _model_defaults(site.captioners[name]),
+        None,
         model,
         [note, beam_size, length_penalty],
+        js=f"(name) => ({json.dumps(_model_defaults(site))})[name]",
         api_visibility="private",
-        show_progress="hidden",
-        queue=False,
     )
     return _Side(
-        model, chosen, method, beam_size, length_penalty, temperature, top_p, seed, num_captions
+        model,
+        chosen,
+        asked,
+        method,
+        beam_size,
+        length_penalty,
+        temperature,
+        top_p,
+        seed,
+        num_captions,
     )
 
 
-def _model_defaults(model: Captioner) -> tuple[str, int, float]:
-    """What the page says of a model, and the beam search that was chosen for it."""
-    options = model.options
-    return describe_model(model), min(options.beam_size, MAX_BEAMS), options.length_penalty
+def _model_defaults(site: _Site) -> dict[str, tuple[str, int, float]]:
+    """What the page says of each model, and the beam search that was chosen for it."""
+    return {
+        name: (
+            site.about[name],
+            min(model.options.beam_size, MAX_BEAMS),
+            model.options.length_penalty,
+        )
+        for name, model in site.captioners.items()
+    }
 
 
 def _viewer(name: str) -> gr.HTML:
@@ -627,34 +691,56 @@ def _several_pictures(site: _Site) -> None:
         with gr.Column(scale=7, min_width=320):
             table = gr.HTML("", elem_id="batch-table", elem_classes=["batch"], padding=False)
 
-    def run(paths: list[str] | None, model: str, request: gr.Request) -> Iterator[str]:
+    asked = gr.Number(precision=0, visible=False)
+
+    def run(
+        number: int | None, paths: list[str] | None, model: str, request: gr.Request
+    ) -> Iterator[str]:
         with _told():
             if not paths:
                 raise DemoError("Add pictures or a ZIP archive first.")
-            site.uploads.keep(request.session_hash, paths)
+            session = request.session_hash
+            site.uploads.keep(session, paths)
             model_captioner = find_captioner(site.captioners, model)
             total = count_items(paths)
             rows: list[Row] = []
             yield to_html(rows, f"Working: 0 of {total}", total)
             found = caption_items(model_captioner, read_items(paths), {"num_captions": 1})
             last = time.monotonic()
-            while (row := site.limit.run(next, found, None)) is not None:
-                rows.append(row)
-                if time.monotonic() - last > 0.7:
-                    last = time.monotonic()
-                    yield to_html(rows, f"Working: {len(rows)} of {total}", total)
-            yield to_html(rows, f"Done: {len(rows)} of {total}")
+            end, problem = "Done", ""
+            try:
+                while True:
+                    if site.stops.is_stopped(session, number or 0):
+                        end = "Stopped"
+                        break
+                    row = site.limit.run(next, found, None)
+                    if row is None:
+                        break
+                    rows.append(row)
+                    if time.monotonic() - last > 0.7:
+                        last = time.monotonic()
+                        yield to_html(rows, f"Working: {len(rows)} of {total}", total)
+            except DemoError as error:
+                end, problem = "Given up", f". {error}"
+            yield to_html(rows, f"{end}: {len(rows)} of {total}{problem}")
 
-    event = start.click(
+    def stop_all(number: int | None, request: gr.Request) -> None:
+        site.stops.stop(request.session_hash, number or 0)
+
+    start.click(None, files, table, js=_WAITING, api_visibility="private")
+    start.click(
         run,
-        [files, model],
+        [asked, files, model],
         table,
+        js=_ASK,
         api_visibility="private",
         concurrency_id="batch",
         concurrency_limit=1,
         show_progress="hidden",
     )
-    stop.click(None, cancels=[event], js=_STOPPED, api_visibility="private")
+    stop.click(
+        stop_all, asked, js=_STOP, api_visibility="private", show_progress="hidden", queue=False
+    )
 
 
 # Programs

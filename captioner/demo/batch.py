@@ -202,9 +202,10 @@ def to_html(rows: Sequence[Row], state: str, total: int | None = None) -> str:
     problems = f", {failed} could not be read" if failed else ""
     return (
         f'<p class="state" role="status"><span>{html.escape(state)}{problems}</span>{bar} '
-        f"{links}</p>"
+        f'<span class="links">{links}</span></p>'
         '<div class="scroll"><table><thead><tr><th></th><th>Picture</th><th>Caption</th>'
-        f"<th>Per word</th></tr></thead><tbody>{body}</tbody></table></div>"
+        f'<th title="mean probability of a word">Per word</th></tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
     )
 
 

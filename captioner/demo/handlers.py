@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,9 +21,10 @@ from PIL import Image
 
 from captioner.data.images import ImageReadError, read_image
 from captioner.inference.captioner import Captioner
-from captioner.inference.checkpoint import list_models
+from captioner.inference.checkpoint import CARD_FILE, find_model, list_models
 from captioner.inference.overlay import (
     colormap_table,
+    find_undrawable,
     picture_url,
     render_animation,
     render_figure,
@@ -146,18 +148,23 @@ def load_captioners(models: Sequence[str] | None = None) -> dict[str, Captioner]
         FileNotFoundError: One of them is not there, or none was given and none ships.
         ValueError: One of them cannot be read.
     """
-    sources = list(models) if models else list(list_models())
-    if not sources:
+    captioners = {name: Captioner.load(source) for name, source in _name_models(models).items()}
+    if not captioners:
         raise FileNotFoundError(
             "no model ships with this installation; give one: captioner demo --model DIR"
         )
-    captioners: dict[str, Captioner] = {}
-    for source in dict.fromkeys(sources):
-        name = Path(source).name
-        captioner = Captioner.load(source)
+    for captioner in captioners.values():
         captioner.caption(Image.new("RGB", (64, 64), "grey"), alternatives=1)
-        captioners[source if name in captioners else name] = captioner
     return captioners
+
+
+def _name_models(models: Sequence[str] | None) -> dict[str, str]:
+    """The models to load, by the name that the page shows for them."""
+    named: dict[str, str] = {}
+    for source in dict.fromkeys(models or list_models()):
+        name = Path(source).name
+        named[source if name in named else name] = source
+    return named
 
 
 def find_captioner(captioners: Mapping[str, Captioner], model: object) -> Captioner:
@@ -186,8 +193,10 @@ def read_upload(source: str | Path | IO[bytes] | None) -> Image.Image:
         # The message names the file, which has a name of the server's here.
         name = getattr(source, "name", "the picture") if hasattr(source, "read") else source
         reason = str(error).removeprefix(f"{name}: ")
+        if reason.startswith(("is ", "has ", "does ", "cannot ")):
+            reason = f"it {reason}"
         raise DemoError(
-            f"This file cannot be read as a picture: {reason}. Try another one, such as a JPEG, "
+            f"This file cannot be read as a picture ({reason}). Try another one, such as a JPEG, "
             "PNG or WebP file."
         ) from error
 
@@ -269,8 +278,19 @@ def view_picture(
     *,
     seed: int | None = None,
     prefix: Sequence[str] = (),
+    asked: object = None,
 ) -> str:
     """Caption a picture for the page's viewer.
+
+    Args:
+        model: Its name on the page.
+        captioner: The model.
+        image: The picture.
+        options: Decoding options, as ``decoding_options`` gives them.
+        seed: Makes sampling repeatable.
+        prefix: Words that the caption begins with.
+        asked: The page's number of this request. The viewer passes over answers to requests
+            that a later one has overtaken.
 
     Returns:
         JSON that holds the picture, the captions and every map that the decoder used, so that
@@ -291,8 +311,8 @@ def view_picture(
     return json.dumps(
         {
             "key": time.time_ns(),  # the same caption twice is two answers
+            "asked": asked,
             "model": model,
-            "about": describe_model(captioner),
             "picture": picture_url(shown),
             "width": image.width,
             "height": image.height,
@@ -308,6 +328,11 @@ def view_picture(
         },
         ensure_ascii=False,
     )
+
+
+def view_nothing(asked: object = None, error: str = "") -> str:
+    """What the viewer gets in place of a caption: why there is none, or nothing at all."""
+    return json.dumps({"key": time.time_ns(), "asked": asked, "error": error}, ensure_ascii=False)
 
 
 def api_answer(model: str, image_name: str, results: Sequence[CaptionResult]) -> dict[str, Any]:
@@ -395,12 +420,23 @@ def export_caption(
     return render_animation(image, result, "gif" if kind == "gif" else "webp", **how)
 
 
-def to_download(name: str, kind: str, content: bytes) -> str:
+def font_note(words: Sequence[str], kind: str) -> str:
+    """What to say of a file whose words this machine has no font for; SVG holds them as text."""
+    boxes = "" if kind == "svg" else find_undrawable(" ".join(words))
+    if not boxes:
+        return ""
+    return (
+        f"No font on the server has {boxes[:20]}: boxes stand in the file. Take the SVG, which "
+        "holds the words as text, or have a font installed for them, such as Noto Sans CJK."
+    )
+
+
+def to_download(name: str, kind: str, content: bytes, note: str = "") -> str:
     """A file as JSON that the page's script offers for download; the server keeps nothing."""
     data = base64.b64encode(content).decode("ascii")
     # The same file twice is two downloads.
     key = f"{time.time_ns()}"
-    return json.dumps({"name": name, "url": f"data:{kind};base64,{data}", "key": key})
+    return json.dumps({"name": name, "url": f"data:{kind};base64,{data}", "key": key, "note": note})
 
 
 def colormap_tables() -> dict[str, str]:
@@ -410,18 +446,61 @@ def colormap_tables() -> dict[str, str]:
     }
 
 
-def describe_model(captioner: Captioner) -> str:
-    """One line about a model: what it is, what it was trained on, its licence."""
+_DECODERS = {
+    "ShowAttendTellDecoder": "Show, Attend and Tell",
+    "TransformerDecoder": "Transformer",
+}
+
+
+def describe_models(
+    captioners: Mapping[str, Captioner], models: Sequence[str] | None = None
+) -> dict[str, str]:
+    """What the page says of each model that ``load_captioners`` made of the same ``models``."""
+    return {
+        name: describe_model(captioners[name], read_card(source))
+        for name, source in _name_models(models).items()
+    }
+
+
+def read_card(source: str) -> str:
+    """The card (``README.md``) of an exported model; empty for a checkpoint, which has none."""
+    try:
+        return (find_model(source) / CARD_FILE).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def describe_model(captioner: Captioner, card: str = "") -> str:
+    """A few words about a model: what it is, what it was trained on, the terms of its weights.
+
+    All of it is what the model's own files say: ``provenance`` in its configuration (``dataset``,
+    ``licence``), else its card (what follows "**Data:**", and the sentence that begins with "The
+    weights are"). What they do not say is said to be missing.
+    """
     config: Mapping[str, Any] = captioner.config
     decoder = str(config["decoder"].get("class_path", "")).rpartition(".")[2]
-    encoder = str(config["encoder"].get("init_args", {}).get("backbone", ""))
+    decoder = _DECODERS.get(decoder, decoder)
+    backbone = str(config["encoder"].get("init_args", {}).get("backbone", ""))
+    encoder = backbone.rpartition("/")[2]
     what = f"{decoder} on {encoder}" if encoder else decoder
     provenance: Mapping[str, Any] = config.get("provenance") or {}
-    parts = [what, f"{len(captioner.vocabulary):,} words"]
-    data = provenance.get("dataset") or _data_by_fingerprint(provenance.get("data"))
-    if data:
-        parts.append(f"trained on {data}")
-    return ", ".join(parts)
+    plain = " ".join(card.replace("*", "").split())
+    data = str(
+        provenance.get("dataset")
+        or _find(r"- Data: ((?:\([^)]*\)|[^(,;])*?)(?:[,;]|\.? - |$)", plain)
+    )
+    terms = str(provenance.get("licence") or _find(r"The (weights are [^:;.]*)", plain))
+    parts = [
+        f"{what}, {len(captioner.vocabulary):,} words",
+        f"trained on {data}" if data else "training data not named",
+        terms or "terms not given",
+    ]
+    return "; ".join(parts) + "."
+
+
+def _find(pattern: str, text: str) -> str:
+    found = re.search(pattern, text)
+    return found[1].strip() if found else ""
 
 
 def describe_search(options: Mapping[str, Any]) -> str:
@@ -436,18 +515,6 @@ def describe_search(options: Mapping[str, Any]) -> str:
         return "greedy search"
     text = f"sampling, temperature {options['temperature']}"
     return text if options["top_p"] is None else f"{text}, top-p {options['top_p']}"
-
-
-def _data_by_fingerprint(fingerprint: object) -> str:
-    """The name of a data set whose fingerprint is known."""
-    return _KNOWN_DATA.get(str(fingerprint), "")
-
-
-_KNOWN_DATA = {
-    "dba06ebe802757bc4bcb595c8ae4c94aa7d5ae525ca00a5ad947e1fa5ca9fe8f": (
-        "Flickr8k (weights for research use)"
-    ),
-}
 
 
 def _view_caption(result: CaptionResult) -> dict[str, Any]:

@@ -25,6 +25,15 @@
     return `${value < 9.95 ? value.toFixed(1) : value.toFixed(0)} %`;
   };
 
+  // Requests are numbered: answers may come in another order than they were asked for.
+  let asked = 0;
+  window.captionerAsk = () => ++asked;
+  window.captionerStop = () => {
+    const state = document.querySelector("#batch-table .state span");
+    if (state) state.textContent = state.textContent.replace(/^(Working|Waiting)/, "Stopping; $1");
+    return asked;
+  };
+
   const make = (tag, properties = {}, ...children) => {
     const node = document.createElement(tag);
     for (const [name, value] of Object.entries(properties)) {
@@ -106,6 +115,7 @@
       this.history = [];
       this.opened = {};
       this.data = null;
+      this.newest = 0;
       this.timer = null;
       viewers.add(this);
     }
@@ -113,23 +123,31 @@
     /* Show what the server sent; remember what was shown if this goes on from it. */
     show(text) {
       if (text === this.text) return;
-      const previous = this.text;
+      const data = text ? JSON.parse(text) : {};
+      if (data.asked < this.newest) return; // a later request has been answered already
+      this.newest = data.asked ?? this.newest;
+      const previous = this.data && this.text;
       this.text = text;
       this.stop();
-      if (!text) {
+      if (!data.captions) {
         this.data = null;
         this.history = [];
-        this.host.replaceChildren();
+        this.host.replaceChildren(...(data.error ? [make("p", { class: "problem", role: "alert" }, data.error)] : []));
+        this.reveal();
         return;
       }
-      const data = JSON.parse(text);
-      if (data.forced && previous && this.asked) this.history.push([previous, this.caption]);
+      if (data.forced && previous && this.forcing) this.history.push([previous, this.caption]);
       else this.history = [];
-      this.asked = false;
+      this.forcing = false;
       this.load(data, data.forced ? Math.max(0, data.forced - 1) : null);
-      // On a phone the caption stands below what asks for it.
-      if (!data.forced && this.host.closest("#first-viewer") && this.host.getBoundingClientRect().top > innerHeight * 0.75)
-        this.host.scrollIntoView({ block: "start" });
+      if (!data.forced) this.reveal();
+    }
+
+    /* On a phone the caption stands below what asks for it. */
+    reveal() {
+      const { host } = this;
+      if (host.hasChildNodes() && host.closest("#first-viewer") && host.getBoundingClientRect().top > innerHeight * 0.75)
+        host.scrollIntoView({ block: "start" });
     }
 
     load(data, place) {
@@ -177,6 +195,7 @@
         make("strong", {}, data.model), ` · ${data.search} · ${data.seconds.toFixed(2)} s on the server`,
       );
       this.host.replaceChildren(
+        note,
         make(
           "div", { class: "viewer-body" },
           make("div", { class: "said" }, this.chips, tools),
@@ -186,7 +205,6 @@
             this.word, this.alternatives, this.layers, this.beams, this.styleBox, this.buildOut(),
           ),
         ),
-        note,
       );
       this.setPlay(false);
     }
@@ -389,10 +407,10 @@
 
     force(place, word) {
       this.stop();
-      this.asked = true;
+      this.forcing = true;
       const words = this.current.words.slice(0, place).map((w) => w.word);
       const { model, options, seed } = this.data;
-      this.trigger("force_word", { words: [...words, word], model, options, seed });
+      this.trigger("force_word", { words: [...words, word], model, options, seed, asked: window.captionerAsk() });
     }
 
     draw() {
@@ -530,6 +548,7 @@
     askFile(kind) {
       const { words, finished } = this.current;
       this.copied.textContent = "Being made …";
+      this.making = true;
       this.trigger("export_file", {
         kind, words: words.map((w) => w.word), finished, model: this.data.model,
         layer: this.layer, head: this.head, ...style,
@@ -587,11 +606,35 @@
     show();
   };
 
+  /* A picture that is pasted anywhere on the page goes where a chosen file would go. */
+  document.addEventListener("paste", async (event) => {
+    const picture = document.querySelector("#picture");
+    const file = [...(event.clipboardData?.files ?? [])].find((one) => one.type.startsWith("image/"));
+    if (!file || !picture?.offsetParent) return;
+    event.preventDefault();
+    const input = () => picture.querySelector("input[type=file]");
+    if (!input()) {
+      // The camera stands in its place.
+      picture.querySelector("[aria-label='Upload file']")?.click();
+      for (let i = 0; i < 60 && !input(); i++) await new Promise(requestAnimationFrame);
+    }
+    const files = new DataTransfer();
+    files.items.add(file);
+    input().files = files.files;
+    input().dispatchEvent(new Event("change", { bubbles: true }));
+  });
+
+  // The server reads kinds of pictures that browsers do not show.
+  for (const [event, unseen] of [["error", true], ["load", false]])
+    document.addEventListener(event, ({ target }) => {
+      if (target instanceof HTMLImageElement && target.closest("#picture")) target.classList.toggle("unseen", unseen);
+    }, true);
+
   window.captionerDownload = (props, watch) => {
     watch("value", () => {
-      viewers.forEach((viewer) => { if (viewer.copied) viewer.copied.textContent = ""; });
-      if (!props.value) return;
-      const { name, url } = JSON.parse(props.value);
+      const { name, url, note = "" } = props.value ? JSON.parse(props.value) : {};
+      viewers.forEach((viewer) => { if (viewer.making) viewer.copied.textContent = note; viewer.making = false; });
+      if (!url) return;
       download(name, url);
     });
   };

@@ -7,7 +7,9 @@ import dataclasses
 import functools
 import html
 import io
+import logging
 import math
+import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +18,13 @@ from typing import Any, Literal
 import matplotlib as mpl
 import numpy as np
 from matplotlib import font_manager
+from matplotlib.ft2font import FT2Font
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from captioner.types import CaptionResult, CropBox
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_COLORMAP = "inferno"
 DEFAULT_OPACITY = 0.6
@@ -120,13 +125,14 @@ def render_figure(
     figure = Image.new("RGB", layout.size, _PAPER)
     draw = ImageDraw.Draw(figure)
     for x, y, line in layout.title:
-        draw.text((x, y), line, fill=_INK, font=_font(_TITLE_SIZE, bold=True))
+        draw.text((x, y), line, fill=_INK, font=_font(_TITLE_SIZE, bold=True, text=result.text))
     for item in layout.panels:
         figure.paste(item.picture, item.corner)
         if item.word:
             x, y = item.label
-            word = _shorten(item.word, _font(_WORD_SIZE), layout.cell_width)
-            draw.text((x, y), word, fill=_INK, font=_font(_WORD_SIZE), anchor="ma")
+            font = _font(_WORD_SIZE, text=item.word)
+            word = _shorten(item.word, font, layout.cell_width)
+            draw.text((x, y), word, fill=_INK, font=font, anchor="ma")
             small = _font(_SMALL_SIZE)
             draw.text((x, y + 22), item.probability, fill=_FAINT, font=small, anchor="ma")
     return figure
@@ -215,7 +221,7 @@ def render_animation(
     if kind not in ("gif", "webp"):
         raise ValueError(f"kind must be gif or webp, got {kind!r}")
     size, thumb, crop_box = _thumbnail(image, result.crop_box, side)
-    font, height = _font(_TITLE_SIZE), 46
+    font, height = _font(_TITLE_SIZE, text=result.text), 46
     width = max(size[0], 240)
     frames = []
     for place in range(-1, len(result.words)):
@@ -291,6 +297,16 @@ def picture_url(image: Image.Image, quality: int = 90) -> str:
     return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode("ascii")
 
 
+def find_undrawable(text: str) -> str:
+    """The characters of a text that no font of this machine has: figures show boxes for them.
+
+    >>> find_undrawable("a cat, élan, собака")
+    ''
+    """
+    path = Path(str(_font(_WORD_SIZE, text=text).path))
+    return "".join(dict.fromkeys(c for c in text if not c.isspace() and c not in _glyphs(path)))
+
+
 def format_probability(log_prob: float) -> str:
     """A word's probability as people read it.
 
@@ -350,7 +366,7 @@ def _layout(
     rows = math.ceil(len(contents) / columns)
     width = 2 * margin + columns * cell_width + (columns - 1) * gap
     width = max(width, 2 * margin + 320)
-    title_font = _font(_TITLE_SIZE, bold=True)
+    title_font = _font(_TITLE_SIZE, bold=True, text=result.text)
     title = _wrap(result.text or "(no words)", title_font, width - 2 * margin)
     title_height = 27 * len(title) + 14
     height = 2 * margin + title_height + rows * cell_height + (rows - 1) * gap
@@ -439,14 +455,53 @@ def _columns(panels: int, cell_width: int, cell_height: int) -> int:
     return math.ceil(panels / rows)
 
 
-@functools.cache
-def _font(size: int, bold: bool = False) -> ImageFont.FreeTypeFont:
-    """DejaVu Sans, which matplotlib brings along."""
+def _font(size: int, bold: bool = False, text: str = "") -> ImageFont.FreeTypeFont:
+    """DejaVu Sans, which matplotlib brings along; another font where it lacks what a text needs."""
     folder = Path(mpl.get_data_path()) / "fonts" / "ttf"
     path = folder / ("DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf")
     if not path.is_file():
         path = Path(font_manager.findfont("sans-serif"))
+    lacking = frozenset(c for c in text if not c.isspace() and c not in _glyphs(path))
+    return _open_font(_covering_font(path, lacking), size)
+
+
+@functools.lru_cache(maxsize=32)
+def _open_font(path: Path, size: int) -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(str(path), size)
+
+
+@functools.lru_cache(maxsize=32)
+def _covering_font(own: Path, lacking: frozenset[str]) -> Path:
+    """The first font of this machine that has these characters (Chinese, say) and Latin letters.
+
+    The one that lacks the fewest of them if none has all.
+    """
+    if not lacking:
+        return own
+    needed = lacking.union(string.ascii_letters, string.digits)
+    best, fewest = own, len(lacking)
+    for path in map(Path, sorted(font_manager.findSystemFonts())):
+        count = len(needed - _glyphs(path))
+        if count < fewest:
+            best, fewest = path, count
+        if count == 0:
+            return best
+    logger.warning(
+        "no font of this machine has %s; figures show boxes for them: install one, such as "
+        "Noto Sans CJK",
+        "".join(sorted(lacking - _glyphs(best))),
+    )
+    return best
+
+
+@functools.lru_cache(maxsize=32)
+def _glyphs(path: Path) -> frozenset[str]:
+    """The characters that a font can draw at any size."""
+    try:
+        font = FT2Font(str(path))
+        return frozenset(map(chr, font.get_charmap())) if font.scalable else frozenset()
+    except (OSError, RuntimeError):
+        return frozenset()
 
 
 def _wrap(text: str, font: ImageFont.FreeTypeFont, width: int) -> list[str]:

@@ -18,12 +18,16 @@ from captioner.demo.handlers import (
     colormap_tables,
     decoding_options,
     describe_model,
+    describe_models,
     describe_picture,
     export_caption,
     find_captioner,
+    font_note,
     load_captioners,
+    read_card,
     read_upload,
     to_download,
+    view_nothing,
     view_picture,
 )
 from captioner.inference import checkpoint
@@ -232,6 +236,13 @@ def test_a_mistake_comes_through_the_time_limit() -> None:
         TimeLimit(5).run(fail)
 
 
+def test_words_without_a_font_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handlers, "find_undrawable", lambda text: "猫" if "猫" in text else "")
+    assert font_note(["a", "cat"], "png") == ""
+    assert "No font on the server has 猫" in font_note(["一", "猫"], "gif")
+    assert font_note(["一", "猫"], "svg") == ""
+
+
 def test_downloads_differ_each_time() -> None:
     first, second = (to_download("a.png", "image/png", b"x") for _ in range(2))
     assert first != second
@@ -245,5 +256,47 @@ def test_colours_are_those_of_the_files() -> None:
 
 def test_models_are_described(captioners: dict[str, Captioner]) -> None:
     text = describe_model(captioners["tiny-sat"])
-    assert "ShowAttendTellDecoder on timm/test_efficientnet" in text
+    assert text.startswith("Show, Attend and Tell on test_efficientnet, ")
     assert "15 words" in text
+    assert text.endswith("training data not named; terms not given.")
+
+
+def test_models_are_described_by_their_own_files(
+    captioners: dict[str, Captioner], tiny_models: dict[str, Path], tmp_path: Path
+) -> None:
+    captioner = captioners["tiny-sat"]
+    card = """\
+# my-model
+
+- **Data:** Our holidays (2024, three
+  albums), 700 pictures; the vocabulary from their captions.
+- **Recipe:** much patience.
+
+The weights are for **use at home**: the pictures are ours.
+"""
+    wanted = "trained on Our holidays (2024, three albums); weights are for use at home."
+    assert describe_model(captioner, card).endswith(wanted)
+    config = {**captioner.config, "provenance": {"dataset": "COCO", "licence": "CC BY 4.0"}}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(captioner, "config", config)
+        assert describe_model(captioner, card).endswith("trained on COCO; CC BY 4.0.")
+    # The card that `captioner export` writes names no data, only the terms.
+    models = [str(tiny_models["sat"]), str(tiny_models["transformer"])]
+    for text in describe_models(captioners, models).values():
+        assert text.endswith("training data not named; weights are for research use.")
+    assert read_card(str(tmp_path / "run.ckpt")) == ""
+
+
+@pytest.mark.parametrize("name", checkpoint.list_models())
+def test_the_page_says_what_ships_was_trained_on(
+    captioners: dict[str, Captioner], name: str
+) -> None:
+    text = describe_model(captioners["tiny-sat"], read_card(name))
+    assert "trained on" in text
+    assert "weights are for" in text
+
+
+def test_a_viewer_without_a_caption() -> None:
+    answer = json.loads(view_nothing(3, "no picture"))
+    assert (answer["asked"], answer["error"]) == (3, "no picture")
+    assert "captions" not in answer

@@ -1,5 +1,6 @@
 import dataclasses
 import io
+from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
@@ -8,12 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from captioner.inference import overlay
 from captioner.inference.overlay import (
     _columns,
     _font,
     _shorten,
     _wrap,
     attention_overlay,
+    find_undrawable,
     format_probability,
     render_animation,
     render_figure,
@@ -158,6 +161,22 @@ def test_text_fits() -> None:
     assert "".join(lines).replace(" ", "") == ("adogrunsthroughthelonggrassofapark" * 3 + "x" * 200)
     assert font.getlength(_shorten("supercalifragilistic", font, 100)) <= 100
     assert _shorten("cat", font, 100) == "cat"
+
+
+def test_words_that_the_font_lacks_take_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for Chinese words, with a font that every matplotlib has."""
+    stix = Path(mpl.get_data_path()) / "fonts" / "ttf" / "STIXGeneral.ttf"
+    text = "a \u20dd"  # an enclosing circle, which DejaVu Sans lacks and STIX has
+    monkeypatch.setattr(overlay.font_manager, "findSystemFonts", lambda: ["gone.ttf", str(stix)])
+    overlay._covering_font.cache_clear()
+    assert Path(_font(20, text=text).path) == stix
+    assert Path(_font(20, text="a dog").path).stem == "DejaVuSans"
+    assert find_undrawable(text) == ""
+    monkeypatch.setattr(overlay.font_manager, "findSystemFonts", list)
+    overlay._covering_font.cache_clear()
+    assert Path(_font(20, bold=True, text=text).path).stem == "DejaVuSans-Bold"
+    assert find_undrawable(f"{text} \u732b\u732b") == "\u20dd\u732b"
+    overlay._covering_font.cache_clear()
 
 
 def test_probabilities_are_readable() -> None:
