@@ -46,10 +46,10 @@ def main() -> int:
     return measure_load(options)
 
 
-def measure_maps(models: list[str] | None, picture: Path, repeats: int = 15) -> None:
+def measure_maps(models: list[str] | None, picture: Path, repeats: int = 25) -> None:
     """Print what a caption takes alone, with its maps, and with all that the viewer gets.
 
-    Turn by turn, so that a busy machine slows all alike: the ratios are medians over the turns.
+    Turn by turn, and the least of each: what other programs on the machine take is not ours.
     """
     captioners = load_captioners(models)
     image = read_upload(picture)
@@ -67,19 +67,11 @@ def measure_maps(models: list[str] | None, picture: Path, repeats: int = 15) -> 
                 start = time.perf_counter()
                 work()
                 times[key].append(time.perf_counter() - start)
-        # The least of each: what other programs on the machine take is not ours.
-        least = {key: 1000 * min(values) for key, values in times.items()}
-        ratio = {
-            key: statistics.median(
-                one / alone for one, alone in zip(values, times["alone"], strict=True)
-            )
-            for key, values in times.items()
-        }
+        alone, maps, page = (1000 * min(times[key]) for key in works)
         print(
-            f"{name}: caption {least['alone']:.0f} ms; "
-            f"with all its maps {least['maps']:.0f} ms, {ratio['maps']:.2f} times; "
-            f"with alternatives and the picture too, as the page shows it, "
-            f"{least['page']:.0f} ms, {ratio['page']:.2f} times"
+            f"{name}: caption {alone:.0f} ms; with all its maps {maps:.0f} ms, "
+            f"{maps / alone:.2f} times; with alternatives and the picture too, as the page shows "
+            f"it, {page:.0f} ms, {page / alone:.2f} times"
         )
 
 
