@@ -30,7 +30,7 @@ from captioner.metrics.suite import Suite
 
 logger = logging.getLogger("ablation")
 
-EMA = "--trainer.callbacks+=pytorch_lightning.callbacks.EMAWeightAveraging"
+EMA = "--trainer.callbacks+=captioner.training.callbacks.AveragedWeights"
 _ENCODER = "--model.encoder.init_args"
 _SIZE = "--data.preprocessing"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import shutil
@@ -15,9 +16,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from pytorch_lightning import Callback, LightningModule, Trainer
-from pytorch_lightning.callbacks import ModelCheckpoint, TQDMProgressBar
+from pytorch_lightning.callbacks import ModelCheckpoint, TQDMProgressBar, WeightAveraging
 from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.plugins.io import TorchCheckpointIO
+from torch import Tensor
 
 from captioner.data.images import read_image
 from captioner.data.sources import filter_records
@@ -205,6 +207,38 @@ class SampleCaptions(Callback):
                 name = f"samples/{record.image_id}"
                 board.experiment.add_image(name, figure, trainer.global_step, dataformats="HWC")
                 board.experiment.add_text(name, result.text, trainer.global_step)
+
+
+class AveragedWeights(WeightAveraging):
+    """An exponential moving average of the weights: it is what is validated, saved and exported.
+
+    Training goes on with the weights themselves. What does not move stays as it is to the last
+    bit: a frozen encoder is still the one that made a feature store. (In Lightning's own
+    ``EMAWeightAveraging`` it drifts by rounding.)
+
+    Args:
+        decay: Share of the average that is kept at every step, in (0, 1); the average reaches
+            back about 1 / (1 - decay) steps.
+
+    Raises:
+        ValueError: If ``decay`` is out of its range.
+    """
+
+    def __init__(self, decay: float = 0.998) -> None:
+        if not 0.0 < decay < 1.0:
+            raise ValueError(f"decay must be in (0, 1), got {decay}")
+        super().__init__(avg_fn=functools.partial(_approach, 1.0 - decay))
+        self.decay = decay
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Copy the model to where it is trained."""
+        self._device = trainer.strategy.root_device
+        super().setup(trainer, pl_module, stage)
+
+
+def _approach(share: float, average: Tensor, current: Tensor, num_averaged: Tensor) -> Tensor:
+    """``average``, moved towards ``current``; equal values stay equal."""
+    return average.lerp(current, share) if average.is_floating_point() else current
 
 
 class StderrProgressBar(TQDMProgressBar):

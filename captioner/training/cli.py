@@ -341,6 +341,7 @@ def main(args: Sequence[str]) -> int:
     # A frozen encoder is in evaluation mode on purpose, and a run's folder holds its record.
     warnings.filterwarnings("ignore", r"Found \d+ module\(s\) in eval mode")
     warnings.filterwarnings("ignore", r"Checkpoint directory .* exists and is not empty")
+    warnings.filterwarnings("ignore", "You're using the WeightAveraging callback with a model that")
     # Only fit needs the callbacks of fit.
     warnings.filterwarnings("ignore", r"Be aware that when using `ckpt_path`, callbacks used")
     try:

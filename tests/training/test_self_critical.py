@@ -271,18 +271,3 @@ def test_random_weights_are_a_warning(run_cli, tmp_path: Path, caplog) -> None:
 def test_scheduled_sampling_runs(run_cli, tmp_path: Path) -> None:
     run_cli("fit", tmp_path / "run", "--model.scheduled_sampling=0.5")
     assert all(map(math.isfinite, read_column(tmp_path / "run", "train/loss")))
-
-
-def test_averaged_weights_run(run_cli, tmp_path: Path) -> None:
-    run_cli(
-        "fit",
-        tmp_path / "run",
-        "--trainer.callbacks+=pytorch_lightning.callbacks.EMAWeightAveraging",
-        "--trainer.callbacks.decay=0.5",
-    )
-    checkpoint = torch.load(tmp_path / "run" / "last.ckpt", weights_only=True)
-    averaged, current = checkpoint["state_dict"], checkpoint["current_model_state"]
-    assert averaged.keys() == current.keys()
-    assert not torch.equal(
-        averaged["decoder.embedding.weight"], current["decoder.embedding.weight"]
-    )
