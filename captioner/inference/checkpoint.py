@@ -174,6 +174,11 @@ def export_model(
     model = _assemble(config, state, vocabulary, path, path)  # also proves that it can be loaded
     chosen = override_options(model.decoding, **(decoding or {}))
     config = {**config, "encoder": _without_path(config["encoder"]), "decoding": chosen.to_dict()}
+    provenance = dict(config.get("provenance") or {})
+    if source := provenance.get("initial_weights"):
+        # A path of this machine says nothing elsewhere: the run and the file do.
+        provenance["initial_weights"] = "/".join(Path(str(source)).parts[-2:])
+        config["provenance"] = provenance
     tensors = {}
     for prefix, module in (("encoder", model.encoder), ("decoder", model.decoder)):
         for name, tensor in _to_half(cast("nn.Module", module), path).items():

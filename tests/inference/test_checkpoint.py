@@ -242,6 +242,7 @@ def test_the_card_says_what_the_model_is(exported: Path) -> None:
 def test_no_folder_of_this_machine_is_exported(tiny_checkpoint: Path, tmp_path: Path) -> None:
     def from_file(data: dict) -> None:
         data["captioner"]["encoder"]["init_args"]["weights"] = "file:/home/me/secret/net.pth"
+        data["captioner"]["provenance"] = {"initial_weights": "/home/me/secret/run-1/best.ckpt"}
 
     path = rewrite(tiny_checkpoint, tmp_path / "x.ckpt", from_file)
     folder = export_model(path, tmp_path / "model")  # the file is not there and not needed

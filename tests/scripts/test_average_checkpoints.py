@@ -1,0 +1,72 @@
+"""Weights between two checkpoints, and checkpoints that do not belong together."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from captioner.inference.checkpoint import load_model
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "average_checkpoints.py"
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("average_checkpoints", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def moved(checkpoint: Path, path: Path) -> Path:
+    data = torch.load(checkpoint, weights_only=True)
+    data["state_dict"] = {
+        name: tensor + 1 if tensor.is_floating_point() else tensor
+        for name, tensor in data["state_dict"].items()
+    }
+    torch.save(data, path)
+    return path
+
+
+def test_weights_lie_between(script: ModuleType, tiny_checkpoint: Path, tmp_path: Path) -> None:
+    other = moved(tiny_checkpoint, tmp_path / "other.ckpt")
+    output = tmp_path / "mixed.ckpt"
+    script.main([str(tiny_checkpoint), str(other), "--share", "0.25", "--output", str(output)])
+    first = torch.load(tiny_checkpoint, weights_only=True)["state_dict"]
+    mixed = torch.load(output, weights_only=True)
+    for name, tensor in mixed["state_dict"].items():
+        if tensor.is_floating_point():  # float32
+            torch.testing.assert_close(tensor, first[name] + 0.25, rtol=1e-6, atol=1e-6)
+        else:
+            assert torch.equal(tensor, first[name])
+    assert list(mixed["captioner"]["provenance"]["average"].values()) == [0.75, 0.25]
+    assert "optimizer_states" not in mixed
+    load_model(output)
+
+
+def test_mistakes_are_one_message(
+    script: ModuleType, tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = torch.load(tiny_checkpoint, weights_only=True)
+    shorter = dict(data, state_dict=dict(list(data["state_dict"].items())[1:]))
+    words = dict(data, captioner=dict(data["captioner"], vocabulary={}))
+    for name, content in (("shorter", shorter), ("words", words), ("empty", {})):
+        torch.save(content, tmp_path / f"{name}.ckpt")
+    new = ["--output", str(tmp_path / "new.ckpt")]
+    one = str(tiny_checkpoint)
+    for arguments, message in (
+        ([one, str(tmp_path / "shorter.ckpt"), *new], "1 weights differ in name or shape"),
+        ([one, str(tmp_path / "words.ckpt"), *new], "different vocabularies"),
+        ([one, str(tmp_path / "empty.ckpt"), *new], "not written by `captioner fit`"),
+        ([one, str(tmp_path / "nothing.ckpt"), *new], "nothing.ckpt"),
+        ([one, one, *new, "--share", "2"], r"share must be in [0, 1], got 2.0"),
+        ([one, one, "--output", one], "is there already"),
+    ):
+        with pytest.raises(SystemExit):
+            script.main(arguments)
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "new.ckpt").exists()
