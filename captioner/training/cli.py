@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 import sys
 import tempfile
 import warnings
@@ -18,6 +19,7 @@ from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
+from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from captioner.data.datamodule import CaptionDataModule
 from captioner.training.callbacks import (
@@ -329,7 +331,8 @@ def main(args: Sequence[str]) -> int:
         args: ``fit``, ``validate``, ``test`` or ``predict``, and its options.
 
     Returns:
-        0 when all went well, 1 for data or files that cannot be used, 2 for wrong arguments.
+        0 when all went well, 1 for data or files that cannot be used, 2 for wrong arguments, 143
+        when the run was terminated (SIGTERM).
         Errors are one message on stderr; with the environment variable CAPTIONER_DEBUG set
         they are raised.
     """
@@ -346,6 +349,11 @@ def main(args: Sequence[str]) -> int:
     warnings.filterwarnings("ignore", r"Be aware that when using `ckpt_path`, callbacks used")
     try:
         CaptioningCLI(args)
+    except SIGTERMException:
+        sys.stderr.write(
+            "captioner: terminated; --ckpt_path RUN/last.ckpt goes on from the last whole epoch\n"
+        )
+        return 128 + signal.SIGTERM
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except (ValueError, OSError, ImportError, MisconfigurationException) as error:

@@ -1,4 +1,8 @@
-"""A callback that ends a run after its first epoch, as a fault or a kill would."""
+"""Callbacks that end a run: with a fault after its first epoch, or as `kill` does."""
+
+import os
+import signal
+from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
@@ -7,3 +11,17 @@ class Break(Callback):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.current_epoch == 1:
             raise RuntimeError("broken on purpose")
+
+
+class Terminate(Callback):
+    """Is asked to stop after its first batch, as by `kill`."""
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)

@@ -177,6 +177,18 @@ def test_resumed_run_is_the_run_without_a_break(
         assert torch.equal(state["exp_avg"], states[1]["state"][key]["exp_avg"])
 
 
+def test_a_terminated_run_says_so(
+    tiny_config: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    arguments = ["fit", f"-c={tiny_config}", f"--run_dir={tmp_path / 'run'}"]
+    assert main([*arguments, "--trainer.callbacks=breaking.Terminate"]) == 143
+    assert "captioner: terminated; --ckpt_path" in capsys.readouterr().err
+
+
 def test_wrong_options_are_one_message(
     tiny_config: Path,
     tmp_path: Path,
