@@ -12,7 +12,7 @@ from torch import Tensor
 
 from captioner.decoding.generate import evaluating
 from captioner.decoding.options import DecodingOptions
-from captioner.decoding.processors import build_bans
+from captioner.decoding.processors import build_bans, build_sampling
 from captioner.decoding.sample import invert_distribution
 from captioner.decoding.trace import own_log_probs, reorder_state
 from captioner.models.interfaces import CaptionDecoder
@@ -69,7 +69,7 @@ def roll_out(
         ValueError: The decoder gave NaN.
     """
     options = DecodingOptions(method="sample", max_length=max_length, temperature=temperature)
-    bans = build_bans(options, special_ids)
+    bans, process = build_bans(options, special_ids), build_sampling(options)
     num_pictures, device = features.grid.shape[0], features.grid.device
     per_picture = num_samples + greedy
     lanes = torch.arange(num_pictures * per_picture, device=device)
@@ -82,9 +82,10 @@ def roll_out(
         tokens = torch.full_like(lanes, special_ids.bos_id)
         for step in range(max_length):
             output = decoder.step(tokens, state)
-            allowed = bans(own_log_probs(output.logits), token_ids[lanes, :step])
+            words = token_ids[lanes, :step]
+            allowed = bans(own_log_probs(output.logits), words)
             uniforms = torch.rand(len(lanes), dtype=torch.float64, device=device)
-            tokens = invert_distribution(allowed / temperature, uniforms)
+            tokens = invert_distribution(process(allowed, words), uniforms)
             if greedy:
                 last = lanes % per_picture == num_samples
                 tokens = torch.where(last, allowed.argmax(dim=1), tokens)

@@ -177,7 +177,7 @@ def export_model(
     provenance = dict(config.get("provenance") or {})
     if source := provenance.get("initial_weights"):
         # A path of this machine says nothing elsewhere: the run and the file do.
-        provenance["initial_weights"] = "/".join(Path(str(source)).parts[-2:])
+        provenance["initial_weights"] = "/".join(Path(source).parts[-2:])
         config["provenance"] = provenance
     tensors = {}
     for prefix, module in (("encoder", model.encoder), ("decoder", model.decoder)):

@@ -15,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from captioner.decoding.processors import BanTokens
+from captioner.decoding.options import DecodingOptions
+from captioner.decoding.processors import build_bans
 from captioner.decoding.roll_out import RollOuts, roll_out
 from captioner.metrics.bleu import bleu
 from captioner.metrics.cider_reward import CiderReward
@@ -267,8 +268,8 @@ def policy_gradient_loss(
     token_mask = steps < (lengths + finished)[:, None]
     picture = torch.arange(num_pictures, device=device).repeat_interleave(per_picture)
     output = decoder(features, tokens, token_mask, picture, need_attention=False)
-    impossible = BanTokens((special.pad_id, special.bos_id, special.unk_id))
-    log_probs = impossible(output.logits.float(), tokens).log_softmax(dim=1)
+    bans = build_bans(DecodingOptions(method="sample"), special)  # as `roll_out` has them
+    log_probs = bans(output.logits.float(), tokens[:, :0]).log_softmax(dim=1)
     chosen = log_probs.gather(1, targets[token_mask][:, None]).squeeze(1)  # (P,)
     weight = advantage.to(device)[:, None].expand_as(token_mask)[token_mask]
     return -(weight * chosen).mean()
