@@ -120,21 +120,24 @@ def run_variant(variant: Variant, options: argparse.Namespace, train_list: Path)
     if variant.own_features:
         features = folder / "features"
         made = ["data", "features", *data, *model, *common, *variant.arguments]
-        if status := captioner([*made, "--output", str(features)]):
-            raise SystemExit(status)
+        _call([*made, "--output", str(features)])
     common += ["--data.features_path", str(features), "--seed_everything", "0"]
     fit = [*model, "--trainer.max_epochs", str(options.epochs)]
     fit += ["--trainer.precision", options.precision, "--model.schedule.warmup_steps", "100"]
     fit += ["--model.validation_loss", "false", "--samples.num_pictures", "0"]
     fit += ["--trainer.enable_progress_bar", "false", "--run_dir", str(folder / "fit")]
-    if status := captioner(["fit", *data, *fit, *common, *variant.arguments]):
-        raise SystemExit(status)
+    _call(["fit", *data, *fit, *common, *variant.arguments])
     predict = ["--ckpt_path", str(folder / "fit" / "best.ckpt"), "--data.predict_split", "val"]
     predict += ["--trainer.enable_progress_bar", "false", "--run_dir", str(folder / "dev")]
-    if status := captioner(["predict", *data, *common, *predict]):
-        raise SystemExit(status)
+    _call(["predict", *data, *common, *predict])
     if variant.own_features:
         shutil.rmtree(features)  # a gigabyte each
+
+
+def _call(arguments: list[str]) -> None:
+    """Run a command of captioner; one that fails ends the series."""
+    if status := captioner(arguments):
+        raise SystemExit(status)
 
 
 def write_train_list(options: argparse.Namespace) -> Path:
