@@ -789,35 +789,51 @@ def test_programs_are_told_this_address(address: str, browser, width: int, heigh
     visit.end()  # and nothing is wider than the page
 
 
-@pytest.mark.browser
-def test_a_batch_is_stopped(
-    address: str, browser, picture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with zipfile.ZipFile(tmp_path / "many.zip", "w") as archive:
-        for i in range(40):
+def pack(picture: Path, path: Path, copies: int) -> Path:
+    """An archive of one picture many times."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for i in range(copies):
             archive.write(picture, f"{i}.png")
+    return path
+
+
+def slow_down(monkeypatch: pytest.MonkeyPatch, seconds: float) -> list[str]:
+    """Have the server take its time over each picture of a batch; the names it has done."""
     computed: list[str] = []
     caption_items = app.caption_items
 
     def slow(*args) -> Iterator[object]:
         for row in caption_items(*args):
-            time.sleep(0.25)
+            time.sleep(seconds)
             computed.append(row.name)
             yield row
 
-    def begin() -> Visit:
-        visit = Visit(browser, address)
-        visit.page.get_by_role("tab", name="Several").click()
-        visit.page.locator("#batch-files input[type=file]").set_input_files(tmp_path / "many.zip")
-        visit.page.locator('#batch-files [aria-label="many.zip"]').wait_for()
-        visit.page.locator("#batch-run").click()
-        return visit
-
     monkeypatch.setattr(app, "caption_items", slow)
-    visit = begin()
+    return computed
+
+
+def begin_batch(browser, address: str, archive: Path) -> Visit:
+    """A visitor who has an archive captioned."""
+    visit = Visit(browser, address)
+    visit.page.get_by_role("tab", name="Several").click()
+    visit.page.locator("#batch-files input[type=file]").set_input_files(archive)
+    visit.page.locator(f'#batch-files [aria-label="{archive.name}"]').wait_for()
+    visit.page.locator("#batch-run").click()
+    return visit
+
+
+@pytest.mark.browser
+def test_a_batch_is_stopped(
+    address: str, browser, picture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = pack(picture, tmp_path / "many.zip", 40)
+    caption_items = app.caption_items
+    computed = slow_down(monkeypatch, 0.25)
+
+    visit = begin_batch(browser, address, archive)
     visit.page.wait_for_function("document.querySelectorAll('#batch-table tbody tr').length > 2")
     # Another visitor's batch waits for its turn, and can be stopped before it comes.
-    other = begin()
+    other = begin_batch(browser, address, archive)
     other.page.get_by_text("Waiting for its turn").wait_for()
     other.page.locator("#batch-stop").click()
     visit.page.locator("#batch-stop").click()
@@ -847,24 +863,9 @@ def test_a_batch_is_stopped(
 def test_a_batch_ends_when_its_visitor_leaves(
     address: str, browser, picture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with zipfile.ZipFile(tmp_path / "many.zip", "w") as archive:
-        for i in range(100):
-            archive.write(picture, f"{i}.png")
-    computed: list[str] = []
-    caption_items = app.caption_items
-
-    def slow(*args) -> Iterator[object]:
-        for row in caption_items(*args):
-            time.sleep(0.2)
-            computed.append(row.name)
-            yield row
-
-    monkeypatch.setattr(app, "caption_items", slow)
-    visit = Visit(browser, address)
-    visit.page.get_by_role("tab", name="Several").click()
-    visit.page.locator("#batch-files input[type=file]").set_input_files(tmp_path / "many.zip")
-    visit.page.locator('#batch-files [aria-label="many.zip"]').wait_for()
-    visit.page.locator("#batch-run").click()
+    archive = pack(picture, tmp_path / "many.zip", 100)
+    computed = slow_down(monkeypatch, 0.2)
+    visit = begin_batch(browser, address, archive)
     visit.page.wait_for_function("document.querySelectorAll('#batch-table tbody tr').length > 2")
     visit.end()
     for _ in range(40):

@@ -124,21 +124,25 @@ def test_large_tensors_are_judged_by_their_rows() -> None:
     assert not _fits_half(torch.full((300, 300), 1e-9))
 
 
-def test_tied_weights_are_stored_once(tmp_path: Path, tiny_checkpoint: Path) -> None:
-    data = read(tiny_checkpoint)
+def save_with_decoder(checkpoint: Path, path: Path, **options: object) -> torch.nn.Module:
+    """Save a checkpoint with another decoder, which differs in some options."""
+    data = read(checkpoint)
     if not data["captioner"]["decoder"]["class_path"].endswith("ShowAttendTellDecoder"):
         pytest.skip("one decoder is enough")
     from captioner.models.lstm_decoder import ShowAttendTellDecoder
 
-    decoder = ShowAttendTellDecoder(
-        **{**data["captioner"]["decoder"]["init_args"], "tie_embeddings": True}
-    )
+    decoder = ShowAttendTellDecoder(**{**data["captioner"]["decoder"]["init_args"], **options})
     data["captioner"]["decoder"]["init_args"] = dict(decoder.config)
     data["state_dict"] = {
         **{k: v for k, v in data["state_dict"].items() if k.startswith("encoder.")},
         **{f"decoder.{k}": v.clone() for k, v in decoder.state_dict().items()},
     }
-    torch.save(data, tmp_path / "tied.ckpt")
+    torch.save(data, path)
+    return decoder
+
+
+def test_tied_weights_are_stored_once(tmp_path: Path, tiny_checkpoint: Path) -> None:
+    decoder = save_with_decoder(tiny_checkpoint, tmp_path / "tied.ckpt", tie_embeddings=True)
     folder = export_model(tmp_path / "tied.ckpt", tmp_path / "tied")
     stored = load_file(folder / "model.safetensors")
     loaded = load_model(folder).decoder.state_dict()
@@ -151,20 +155,7 @@ def test_tied_weights_are_stored_once(tmp_path: Path, tiny_checkpoint: Path) -> 
 def test_a_decoder_without_attention_is_exported_and_loaded(
     tmp_path: Path, tiny_checkpoint: Path, drawn_pictures: Path
 ) -> None:
-    data = read(tiny_checkpoint)
-    if not data["captioner"]["decoder"]["class_path"].endswith("ShowAttendTellDecoder"):
-        pytest.skip("one decoder is enough")
-    from captioner.models.lstm_decoder import ShowAttendTellDecoder
-
-    decoder = ShowAttendTellDecoder(
-        **{**data["captioner"]["decoder"]["init_args"], "score": "mean"}
-    )
-    data["captioner"]["decoder"]["init_args"] = dict(decoder.config)
-    data["state_dict"] = {
-        **{k: v for k, v in data["state_dict"].items() if k.startswith("encoder.")},
-        **{f"decoder.{k}": v.clone() for k, v in decoder.state_dict().items()},
-    }
-    torch.save(data, tmp_path / "mean.ckpt")
+    decoder = save_with_decoder(tiny_checkpoint, tmp_path / "mean.ckpt", score="mean")
     folder = export_model(tmp_path / "mean.ckpt", tmp_path / "mean")
     loaded = load_model(folder).decoder
     assert loaded.config == decoder.config

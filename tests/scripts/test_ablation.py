@@ -1,8 +1,7 @@
 """The ablation script makes what is missing, goes on where it was, and tabulates differences."""
 
-import importlib.util
 import json
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -10,20 +9,14 @@ import pytest
 
 from captioner.training.cli import CaptioningCLI
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "ablation.py"
+ROOT = Path(__file__).resolve().parents[2]
 NAMES = [f"{number}_{number}.jpg" for number in range(6)]
 CAPTIONS = ("a red dog runs", "two cats sleep", "a man rides", "a boat", "the sea", "one tree")
 
 
 @pytest.fixture(scope="module")
-def ablation() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("ablation", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["ablation"] = module
-    spec.loader.exec_module(module)
-    return module
+def ablation(load_script: Callable[[str], ModuleType]) -> ModuleType:
+    return load_script("ablation")
 
 
 @pytest.fixture
@@ -121,7 +114,7 @@ def test_every_change_is_an_option_of_fit(
         def _run_subcommand(self, subcommand: str) -> None:
             pass
 
-    monkeypatch.chdir(SCRIPT.parents[1])
+    monkeypatch.chdir(ROOT)
     for variant in ablation.VARIANTS:
         arguments = ["fit", "-c", "configs/base.yaml", "-c", "configs/data/flickr8k.yaml"]
         arguments += ["-c", f"configs/model/{variant.group}.yaml", *variant.arguments]

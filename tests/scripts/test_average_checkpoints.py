@@ -1,6 +1,6 @@
 """Weights between two checkpoints, and checkpoints that do not belong together."""
 
-import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -9,17 +9,10 @@ import torch
 
 from captioner.inference.checkpoint import load_model
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "average_checkpoints.py"
-
 
 @pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("average_checkpoints", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def script(load_script: Callable[[str], ModuleType]) -> ModuleType:
+    return load_script("average_checkpoints")
 
 
 def moved(checkpoint: Path, path: Path) -> Path:
