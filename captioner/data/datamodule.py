@@ -101,8 +101,10 @@ class CaptionDataModule(LightningDataModule):
         features_path: Folder of a feature store to train from; null to read the pictures. The
             batches are the same in both cases, up to float16.
         views: Views that training draws from, one for each picture and epoch: plain, flip,
-            crop, crop_flip. A feature store must hold them all. A mirrored view is not used
-            for a picture whose captions name left or right.
+            crop, crop_flip, and random (half to all of the picture at any place, drawn anew
+            each time), for which there is no feature store. A feature store must hold all of
+            the others. A mirrored view is not used for a picture whose captions name left or
+            right.
         batch_size: Pictures in a training batch of one process.
         eval_batch_size: Pictures in an evaluation batch of one process; null for batch_size.
         captions_per_image: Captions of each picture in a training batch, drawn anew in every

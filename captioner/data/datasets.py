@@ -7,6 +7,7 @@ feature store sees the very views that training from pictures sees.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
@@ -18,7 +19,14 @@ from torch.utils.data import Dataset
 from captioner.data.collate import CaptionItem
 from captioner.data.images import read_image
 from captioner.data.samplers import mix_seed
-from captioner.data.transforms import find_view, keeps_captions_true
+from captioner.data.transforms import (
+    PLAIN,
+    RANDOM,
+    View,
+    find_view,
+    keeps_captions_true,
+    random_view,
+)
 from captioner.text.tokenizer import tokenize
 
 if TYPE_CHECKING:
@@ -39,7 +47,9 @@ LongCaptions: TypeAlias = Literal["cut", "skip"]
 class ViewReader(Protocol):
     """Gives one view of a picture: as pixels or as features."""
 
-    def __call__(self, record: CaptionRecord, view: str) -> tuple[Tensor | None, Tensor | None]:
+    def __call__(
+        self, record: CaptionRecord, name: str, view: View
+    ) -> tuple[Tensor | None, Tensor | None]:
         """The view as (image, None) or as (None, grid), shaped as ``CaptionItem`` has them."""
         ...
 
@@ -54,14 +64,16 @@ class PictureReader:
 
     preprocessing: Preprocessing
 
-    def __call__(self, record: CaptionRecord, view: str) -> tuple[Tensor | None, Tensor | None]:
+    def __call__(
+        self, record: CaptionRecord, name: str, view: View
+    ) -> tuple[Tensor | None, Tensor | None]:
         """The normalised view, (3, height, width).
 
         Raises:
             FileNotFoundError: The picture is missing.
             ImageReadError: It cannot be read. Both name the file.
         """
-        return self.preprocessing(read_image(record.path), find_view(view)), None
+        return self.preprocessing(read_image(record.path), view), None
 
 
 @dataclass(frozen=True)
@@ -74,9 +86,11 @@ class FeatureReader:
 
     store: FeatureStore
 
-    def __call__(self, record: CaptionRecord, view: str) -> tuple[Tensor | None, Tensor | None]:
-        """The encoder's output for the view, (R, D) float16."""
-        return None, self.store.read(record.image_id, self.store.views.index(view))
+    def __call__(
+        self, record: CaptionRecord, name: str, view: View
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """The encoder's output for the view of that name, (R, D) float16."""
+        return None, self.store.read(record.image_id, self.store.views.index(name))
 
 
 @dataclass(frozen=True)
@@ -161,7 +175,7 @@ class CaptionDataset(Dataset[CaptionItem]):
     """One item per picture, with all or some of its captions.
 
     A mirrored view of a picture is not used when any of its captions names a side ("left",
-    "right"): the plain view takes its place.
+    "right"): the plain view takes its place, or the random view as it is without the mirror.
 
     Args:
         records: The pictures, in the order that indices refer to.
@@ -223,19 +237,25 @@ class CaptionDataset(Dataset[CaptionItem]):
         draw = random.Random(mix_seed(self.seed, epoch, index))
         # The view is drawn before the captions, so that both stay what they are when the other
         # setting changes from one choice to another.
-        view = self._draw_view(draw, record)
+        name, view = self._draw_view(draw, record)
         captions = self._draw_captions(draw, index)
         try:
-            image, grid = self.reader(record, view)
+            image, grid = self.reader(record, name, view)
         except Exception as error:
             # Notes survive the way from a worker to the main process.
             error.add_note(f"while reading picture {record.image_id} ({record.path})")
             raise
         return CaptionItem(record.image_id, captions, image=image, grid=grid)
 
-    def _draw_view(self, draw: random.Random, record: CaptionRecord) -> str:
-        view = self.views[int(draw.random() * len(self.views))]
-        return view if keeps_captions_true(view, record.captions) else "plain"
+    def _draw_view(self, draw: random.Random, record: CaptionRecord) -> tuple[str, View]:
+        name = self.views[int(draw.random() * len(self.views))]
+        if name == RANDOM:
+            view = random_view(random.Random(draw.random()))  # one value of it, as for the others
+            if not keeps_captions_true(view, record.captions):
+                view = dataclasses.replace(view, mirrored=False)
+            return name, view
+        view = find_view(name)
+        return (name, view) if keeps_captions_true(view, record.captions) else ("plain", PLAIN)
 
     def _draw_captions(self, draw: random.Random, index: int) -> tuple[Tensor, ...]:
         if self.captions is None:
@@ -271,4 +291,5 @@ def check_choices(
     if not views:
         raise ValueError("views must name at least one view, for instance plain; got none")
     for view in views:
-        find_view(view)
+        if view != RANDOM:
+            find_view(view)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from random import Random
 from types import MappingProxyType
 from typing import Literal, Self
 
@@ -35,11 +36,21 @@ class View:
 
     Args:
         mirrored: Whether left and right are exchanged.
-        share: Share of the width and of the height that is kept, around the centre.
+        width: Share of the width that is kept.
+        height: Share of the height that is kept.
+        left: Where the kept part lies, from 0 (at the left edge) to 1 (at the right edge).
+        top: Where it lies, from 0 (at the top) to 1 (at the bottom).
+        brightness: What all pixels are multiplied by.
+        contrast: What the distance of all pixels from their mean is multiplied by.
     """
 
     mirrored: bool = False
-    share: float = 1.0
+    width: float = 1.0
+    height: float = 1.0
+    left: float = 0.5
+    top: float = 0.5
+    brightness: float = 1.0
+    contrast: float = 1.0
 
 
 PLAIN = View()
@@ -47,22 +58,58 @@ VIEWS: Mapping[str, View] = MappingProxyType(
     {
         "plain": PLAIN,
         "flip": View(mirrored=True),
-        "crop": View(share=0.875),
-        "crop_flip": View(mirrored=True, share=0.875),
+        "crop": View(width=0.875, height=0.875),
+        "crop_flip": View(mirrored=True, width=0.875, height=0.875),
     }
 )
-"""The views that have a name. "plain" is the one that is evaluated."""
+"""The views that are always the same. "plain" is the one that is evaluated."""
+
+RANDOM = "random"
+"""Name of the view that is drawn anew each time, see ``random_view``."""
+
+_LEAST_AREA, _LARGEST_RATIO, _LIGHT = 0.5, 4 / 3, 0.2
 
 
 def find_view(name: str) -> View:
     """The view of that name.
 
     Raises:
-        ValueError: There is none of that name.
+        ValueError: There is none of that name, or it is drawn anew each time.
     """
+    if name == RANDOM:
+        raise ValueError(
+            "the view random is another one each time, so that no feature store can hold it; "
+            f"train from pictures (data.features_path null), or take of {', '.join(VIEWS)}"
+        )
     if name not in VIEWS:
-        raise ValueError(f"view must be one of {', '.join(VIEWS)}, got {name!r}")
+        raise ValueError(f"view must be one of {', '.join([*VIEWS, RANDOM])}, got {name!r}")
     return VIEWS[name]
+
+
+def random_view(draw: Random) -> View:
+    """Half to all of the picture, a little narrower or wider, at any place, in any light.
+
+    Half of the views are mirrored, too.
+
+    Args:
+        draw: Where chance comes from; it is asked for the same number of values each time.
+
+    References:
+        Szegedy et al. 2015, Going Deeper with Convolutions, sec. 6 (area, ratio and light of
+        training pictures; there from 8 % of the area, which would leave out what captions name).
+    """
+    mirrored = draw.random() < 0.5
+    area = draw.uniform(_LEAST_AREA, 1.0)
+    ratio = _LARGEST_RATIO ** draw.uniform(-1.0, 1.0)
+    return View(
+        mirrored=mirrored,
+        width=min(1.0, (area * ratio) ** 0.5),
+        height=min(1.0, (area / ratio) ** 0.5),
+        left=draw.random(),
+        top=draw.random(),
+        brightness=draw.uniform(1.0 - _LIGHT, 1.0 + _LIGHT),
+        contrast=draw.uniform(1.0 - _LIGHT, 1.0 + _LIGHT),
+    )
 
 
 # The sides in English, German, Dutch, French, Spanish, Italian and Portuguese, and in Chinese
@@ -74,15 +121,15 @@ _SIDES = re.compile(
 )
 
 
-def keeps_captions_true(view: str, captions: Iterable[str]) -> bool:
+def keeps_captions_true(view: View, captions: Iterable[str]) -> bool:
     """Whether a view leaves captions true: a mirrored one does not when they name a side.
 
-    >>> keeps_captions_true("flip", ["A dog runs to the left ."])
+    >>> keeps_captions_true(VIEWS["flip"], ["A dog runs to the left ."])
     False
-    >>> keeps_captions_true("flip", ["A dog runs ."])
+    >>> keeps_captions_true(VIEWS["flip"], ["A dog runs ."])
     True
     """
-    if not find_view(view).mirrored:
+    if not view.mirrored:
         return True
     return not any(_SIDES.search(caption.casefold()) for caption in captions)
 
@@ -137,7 +184,7 @@ class Preprocessing:
         Returns:
             The normalised picture, (3, height, width) float32.
         """
-        box = self._source_box(*image.size, share=view.share)
+        box = self._source_box(*image.size, view)
         resized = image.resize(
             (self.width, self.height), _RESAMPLING[self.interpolation], box=box, reducing_gap=None
         )
@@ -146,7 +193,15 @@ class Preprocessing:
         pixels = torch.from_numpy(np.array(resized, dtype=np.uint8)).permute(2, 0, 1)
         mean = torch.tensor(self.mean).view(3, 1, 1)
         std = torch.tensor(self.std).view(3, 1, 1)
-        return pixels.to(torch.float32).div_(255).sub_(mean).div_(std)
+        light = pixels.to(torch.float32).div_(255)
+        if view.contrast != 1.0:
+            average = light.mean()
+            light = (light - average).mul_(view.contrast).add_(average)
+        if view.brightness != 1.0:
+            light.mul_(view.brightness)
+        if view.contrast != 1.0 or view.brightness != 1.0:
+            light.clamp_(0.0, 1.0)
+        return light.sub_(mean).div_(std)
 
     def crop_box(self, width: int, height: int) -> CropBox:
         """The part of a picture of that size that its plain view, and so the grid, covers.
@@ -154,15 +209,17 @@ class Preprocessing:
         >>> Preprocessing(100, 100, resize_mode="center_crop").crop_box(300, 200)
         (50.0, 0.0, 250.0, 200.0)
         """
-        return self._source_box(width, height, share=1.0)
+        return self._source_box(width, height, PLAIN)
 
-    def _source_box(self, width: int, height: int, share: float) -> CropBox:
+    def _source_box(self, width: int, height: int, view: View) -> CropBox:
         box_width, box_height = float(width), float(height)
         if self.resize_mode == "center_crop":
             scale = min(width / self.width, height / self.height)
             box_width, box_height = self.width * scale, self.height * scale
-        box_width, box_height = box_width * share, box_height * share
-        left, top = (width - box_width) / 2, (height - box_height) / 2
+        # The view is of the part that the plain view shows.
+        left = (width - box_width) / 2 + box_width * (1.0 - view.width) * view.left
+        top = (height - box_height) / 2 + box_height * (1.0 - view.height) * view.top
+        box_width, box_height = box_width * view.width, box_height * view.height
         # Rounding may not reach a hair's breadth outside of the picture: Pillow refuses that.
         return (
             max(left, 0.0),

@@ -1,5 +1,6 @@
 import pickle
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,24 @@ def test_a_mirrored_view_never_meets_captions_that_name_a_side(records, side):
         assert torch.equal(data[epoch, 0].image, plain)
 
 
+def test_random_views_are_new_in_every_epoch_and_mirror_only_what_stays_true(records):
+    def make(captions):
+        sided = [CaptionRecord("a", records[1].path, captions, "train")]
+        return CaptionDataset(
+            sided, PictureReader(PREPROCESSING), VOCABULARY, views=("random",), seed=7
+        )
+
+    plain, sided = make(CAPTIONS), make((*CAPTIONS, "a dog on the left"))
+    seen = [plain[epoch, 0].image for epoch in range(20)]
+    assert all(not torch.equal(a, b) for a, b in pairwise(seen))
+    mirrored = 0
+    for epoch, image in enumerate(seen):
+        as_it_is = sided[epoch, 0].image
+        assert torch.equal(image, as_it_is) or torch.equal(image, as_it_is.flip(2))
+        mirrored += not torch.equal(image, as_it_is)
+    assert 3 < mirrored < 17  # 10 expected, deviation 2.2
+
+
 def test_items_follow_from_seed_epoch_and_index_alone(records):
     def make(seed):
         return CaptionDataset(
@@ -118,7 +137,7 @@ def test_items_follow_from_seed_epoch_and_index_alone(records):
             PictureReader(PREPROCESSING),
             VOCABULARY,
             captions_per_image=2,
-            views=tuple(VIEWS),
+            views=(*VIEWS, "random"),
             seed=seed,
         )
 

@@ -1,5 +1,7 @@
 """Preprocessing, views and the way back to the picture's own pixels."""
 
+import random
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from captioner.data.transforms import VIEWS, Preprocessing, find_view, keeps_captions_true
+from captioner.data.transforms import (
+    VIEWS,
+    Preprocessing,
+    View,
+    find_view,
+    keeps_captions_true,
+    random_view,
+)
 
 
 def _halves(width: int, height: int) -> Image.Image:
@@ -40,6 +49,48 @@ def test_crop_looks_at_the_middle():
     plain = Preprocessing(16, 16)(image)
     crop = Preprocessing(16, 16)(image, find_view("crop"))
     assert crop.mean() > plain.mean()
+
+
+def test_a_view_lies_where_it_says():
+    image = Image.new("RGB", (80, 40), "black")
+    image.paste("white", (60, 20, 80, 40))  # the lower half of the right quarter
+    squeeze = Preprocessing(8, 8, interpolation="nearest")
+    crop = Preprocessing(8, 8, interpolation="nearest", resize_mode="center_crop")
+    white = squeeze(Image.new("RGB", (80, 40), "white"))
+    corner = View(width=0.25, height=0.5, left=1.0, top=1.0)
+    assert torch.equal(squeeze(image, corner), white)
+    assert not torch.equal(squeeze(image, View(width=0.25, height=0.5)), white)
+    # What center_crop shows of it are the columns 20 to 60: nothing of the white.
+    assert torch.equal(crop(image, corner), squeeze(Image.new("RGB", (80, 40))))
+
+
+def test_light_changes_pixels_within_their_range():
+    image = Image.fromarray(np.array([[[50] * 3, [150] * 3]], np.uint8))
+    show = Preprocessing(1, 2, mean=(0, 0, 0), std=(1, 1, 1), interpolation="nearest")
+    low, high = 50 / 255, 150 / 255
+    for view, expected in (
+        (View(brightness=1.2), (1.2 * low, 1.2 * high)),
+        (View(contrast=0.5), (75 / 255, 125 / 255)),
+        (View(contrast=0.5, brightness=2.0), (150 / 255, 250 / 255)),
+        (View(contrast=10.0), (0.0, 1.0)),
+    ):
+        torch.testing.assert_close(show(image, view)[0, 0], torch.tensor(expected))
+
+
+def test_random_views_cover_at_least_half_and_differ():
+    views = [random_view(random.Random(seed)) for seed in range(400)]
+    assert views[:3] == [random_view(random.Random(seed)) for seed in range(3)]
+    assert len(set(views)) == 400
+    areas = [view.width * view.height for view in views]
+    assert 0.5 - 1e-9 <= min(areas) < 0.55
+    assert 0.95 < max(areas) <= 1.0
+    assert 160 < sum(view.mirrored for view in views) < 240  # 200 expected, deviation 10
+    for view in views:
+        assert 0.8 <= view.brightness <= 1.2
+        assert 0.8 <= view.contrast <= 1.2
+        assert max(view.width, view.height) <= 1.0
+        # Pillow refuses a box that reaches outside.
+        Preprocessing(8, 8, resize_mode="center_crop")(Image.new("RGB", (31, 17)), view)
 
 
 def test_squeeze_covers_the_whole_and_center_crop_the_middle():
@@ -78,6 +129,8 @@ def test_dictionary_round_trip_and_errors():
         Preprocessing(std=(1, 0, 1))
     with pytest.raises(ValueError, match=r"view must be one of plain, flip.*'upside_down'"):
         find_view("upside_down")
+    with pytest.raises(ValueError, match=r"random is another one each time.*features_path null"):
+        find_view("random")
 
 
 @pytest.mark.parametrize(
@@ -96,4 +149,4 @@ def test_dictionary_round_trip_and_errors():
     ],
 )
 def test_mirrored_views_do_not_lie_about_sides(view, caption, true):
-    assert keeps_captions_true(view, ["A cat .", caption]) is true
+    assert keeps_captions_true(find_view(view), ["A cat .", caption]) is true
