@@ -125,8 +125,8 @@ def test_random_views_are_new_in_every_epoch_and_mirror_only_what_stays_true(rec
     mirrored = 0
     for epoch, image in enumerate(seen):
         as_it_is = sided[epoch, 0].image
-        assert torch.equal(image, as_it_is) or torch.equal(image, as_it_is.flip(2))
-        mirrored += not torch.equal(image, as_it_is)
+        assert torch.allclose(image, as_it_is) or torch.allclose(image, as_it_is.flip(2))
+        mirrored += not torch.allclose(image, as_it_is)
     assert 3 < mirrored < 17  # 10 expected, deviation 2.2
 
 
