@@ -13,7 +13,7 @@ from captioner.data.datamodule import CaptionDataModule, PreprocessingOptions, r
 from captioner.data.datasets import PictureReader
 from captioner.data.feature_store import FeatureStore
 from captioner.data.sources import CaptionTable
-from captioner.data.transforms import Preprocessing
+from captioner.data.transforms import PLAIN, Preprocessing, find_view
 from captioner.text.vocabulary import Vocabulary
 from captioner.types import CaptionRecord
 
@@ -59,7 +59,7 @@ def make_store(folder: Path, records, views=("plain", "flip"), preprocessing=PRE
     )
     reader = PictureReader(PREPROCESSING)
     for record in records:
-        images = [reader(record, view)[0] for view in views]
+        images = [reader(record, view, find_view(view))[0] for view in views]
         store.write(record.image_id, torch.stack(images).flatten(2).transpose(1, 2))
     store.flush()
     return folder
@@ -156,7 +156,7 @@ def test_training_takes_some_captions_and_evaluation_all(source):
     assert batch.picture.tolist() == [0, 0, 1, 1]
     records = [r for r in source.records() if r.split == "val"]
     reader = PictureReader(PREPROCESSING)
-    assert torch.equal(batch.images, torch.stack([reader(r, "plain")[0] for r in records]))
+    assert torch.equal(batch.images, torch.stack([reader(r, "plain", PLAIN)[0] for r in records]))
     words = data.vocabulary.decode(batch.tokens[0].tolist())
     unknown = data.vocabulary.decode(data.vocabulary.encode_caption(records[0].captions[0]))
     assert words == unknown

@@ -42,7 +42,7 @@ def make_store(folder: Path, records, views) -> FeatureStore:
     )
     reader = PictureReader(PREPROCESSING)
     for record in records:
-        images = [reader(record, view)[0] for view in views]
+        images = [reader(record, view, VIEWS[view])[0] for view in views]
         store.write(record.image_id, torch.stack(images).flatten(2).transpose(1, 2))
     store.flush()
     return FeatureStore.open(folder)
@@ -272,7 +272,7 @@ def test_a_picture_that_cannot_be_read_is_named(tmp_path, num_workers):
 
 
 def test_an_unforeseen_error_names_the_picture_too(records):
-    def reader(record, view):
+    def reader(record, name, view):
         raise OSError("stale file handle")
 
     loader = DataLoader(
