@@ -33,7 +33,8 @@ class CnnEncoder(nn.Module):
             ResNet, "features" of a VGG, "blocks.4" or "conv_head" of a timm EfficientNet
             ("conv_head" with its normalisation and activation). What comes after it is cut off.
             Several, as in "blocks.4+conv_head", are joined: the grid is that of the last, finer
-            ones are averaged over its regions, and the channels stand beside each other.
+            ones are averaged over its regions, and the channels stand beside each other, those
+            of each stage with mean 0 and variance 1 in every region.
         weights: None (random), "package:NAME" (an installed Python package that brings the
             weights: efficientnet-lite0-, 1- or 2-pytorch-model), "file:PATH" (.pth, .pt or
             .safetensors, with the library's names), or "download" (the library's own).
@@ -382,14 +383,24 @@ def _cut(model: nn.Module, library: str, backbone: str, stage: str) -> nn.Module
 
 
 def _join(outputs: Mapping[str, Tensor]) -> Tensor:
-    """Grids of one or more stages as one, (M, D, rows, cols), on the grid of the last."""
+    """Grids of one or more stages as one, (M, D, rows, cols), on the grid of the last.
+
+    Stages differ in scale by an order of magnitude. Joined as they are, the largest would drown
+    the others (Liu et al. 2015, ParseNet, sec. 3.3), so each has its channels normalised first.
+    """
     grids = [outputs[str(number)] for number in range(len(outputs))]
     if len(grids) == 1 or any(grid.dim() != 4 for grid in grids):
         return grids[-1]
     size = (grids[-1].shape[-2], grids[-1].shape[-1])
     if any(grid.shape[-2] < size[0] or grid.shape[-1] < size[1] for grid in grids):
         raise ValueError("stages must be named from the finest grid to the coarsest")
-    return torch.cat([F.adaptive_avg_pool2d(grid, size) for grid in grids], dim=1)
+    return torch.cat([_normalize(F.adaptive_avg_pool2d(grid, size)) for grid in grids], dim=1)
+
+
+def _normalize(grid: Tensor) -> Tensor:
+    """The channels of each region with mean 0 and variance 1, (M, D, rows, cols)."""
+    channels_last = grid.permute(0, 2, 3, 1)
+    return F.layer_norm(channels_last, channels_last.shape[-1:]).permute(0, 3, 1, 2)
 
 
 def _list_stages(model: nn.Module) -> list[str]:
