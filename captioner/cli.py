@@ -408,6 +408,12 @@ def _add_data(commands: Any) -> None:
         metavar="VIEW",
         help="plain comes first (default: plain, flip and data.views)",
     )
+    features.add_argument(
+        "--precision",
+        choices=["32-true", "16-mixed", "bf16-mixed"],
+        default="32-true",
+        help="how the encoder computes; bf16-mixed is faster on CPUs that have bfloat16",
+    )
     features.add_argument("--batch-size", type=_positive, default=32, metavar="N")
     features.add_argument("--num-workers", type=_not_negative, default=0, metavar="N")
 
@@ -462,6 +468,7 @@ def _data_features(options: argparse.Namespace) -> int:
         views=tuple(views),
         batch_size=options.batch_size,
         num_workers=options.num_workers,
+        precision=options.precision,
         progress=True,
     )
     print(output)

@@ -55,6 +55,21 @@ def test_features_equal_the_encoders_own_to_rounding(
     store.check(encoder.fingerprint(), PREPROCESSING.to_dict())
 
 
+def test_bfloat16_is_close_and_an_unknown_precision_is_refused(tmp_path, encoder, records):
+    few = records[:2]
+    exact, close = (
+        extract_features(
+            few, encoder, PREPROCESSING, tmp_path / precision, precision=precision, progress=False
+        ).read(few[1].image_id)
+        for precision in ("32-true", "bf16-mixed")
+    )
+    assert not torch.equal(exact, close)
+    difference = (exact.float() - close.float()).norm() / exact.float().norm()
+    assert difference < 0.03  # 8 bits a step, and several steps
+    with pytest.raises(ValueError, match=r"precision must be one of 32-true.*'bf16-true'"):
+        extract_features(few, encoder, PREPROCESSING, tmp_path / "new", precision="bf16-true")
+
+
 def test_a_second_call_takes_up_what_is_missing(tmp_path, encoder, records):
     extract_features(records[:4], encoder, PREPROCESSING, tmp_path, progress=False)
     first = FeatureStore.open(tmp_path).read(records[0].image_id).clone()
