@@ -26,11 +26,10 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.loggers import CSVLogger
-from safetensors.torch import save_file
 
 from captioner.allocator import keep_freed_memory
 from captioner.data.datamodule import CaptionDataModule
-from captioner.models.encoder import CnnEncoder
+from captioner.models.encoder import CnnEncoder, write_weights
 from captioner.training.callbacks import AveragedWeights, StderrProgressBar
 from captioner.training.data_commands import parse_data
 from captioner.training.word_prediction import WordPredictionModule, WordPredictionOptions
@@ -135,15 +134,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             accelerator=options.accelerator,
         )
         state = torch.load(best, map_location="cpu", weights_only=True)["state_dict"]
+        prefix = "encoder."
+        encoder.load_state_dict(
+            {n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}
+        )
+        write_weights(encoder, options.output)
     except (OSError, ValueError, ImportError) as error:
         parser.error(str(error))
-    prefix = "encoder.trunk."
-    weights = {
-        name.removeprefix(prefix): tensor.contiguous()
-        for name, tensor in state.items()
-        if name.startswith(prefix)
-    }
-    save_file(weights, options.output)
     sys.stdout.write(f"{options.output}\n")
     return 0
 

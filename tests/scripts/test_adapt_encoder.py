@@ -39,6 +39,8 @@ def test_weights_are_those_of_the_best_epoch(script: ModuleType, tmp_path: Path)
     best = torch.load(tmp_path / "encoder" / "best.ckpt", weights_only=True)["state_dict"]
     for name, tensor in adapted.trunk.state_dict().items():
         assert torch.equal(tensor, best[f"encoder.trunk.{name}"])
+    untouched = CnnEncoder(BACKBONE, STAGE)
+    assert (adapted.mean, adapted.std) == (untouched.mean, untouched.std)
     # Goes on from the last epoch, and never writes over what is there.
     last = tmp_path / "encoder" / "last.ckpt"
     assert torch.load(last, weights_only=True)["epoch"] == 1
