@@ -209,7 +209,9 @@ class SelfCritic:
         advantage = torch.as_tensor(sampled - baseline, dtype=torch.float32).flatten()
         distinct = [len(set(own[: options.num_samples])) / options.num_samples for own in texts]
         return SelfCriticalLosses(
-            policy_gradient_loss(decoder, features, samples, advantage, self.vocabulary),
+            policy_gradient_loss(
+                decoder, features, samples, advantage, self.vocabulary, options.temperature
+            ),
             float(sampled.mean()),
             float(baseline.mean()),
             float(samples.lengths.float().mean()),
@@ -234,10 +236,12 @@ def policy_gradient_loss(
     samples: RollOuts,
     advantage: Tensor,
     vocabulary: Vocabulary,
+    temperature: float = 1.0,
 ) -> Tensor:
     """Mean over drawn tokens of - advantage * log-probability; its gradient is REINFORCE's.
 
-    The end token counts where it was drawn. Tokens that could not be drawn have no probability.
+    The end token counts where it was drawn. The probability is that with which a token was drawn:
+    at the temperature of the samples, and none for tokens that could not be drawn.
 
     Args:
         decoder: The decoder that learns.
@@ -245,6 +249,7 @@ def policy_gradient_loss(
         samples: K captions of each picture.
         advantage: Reward of each caption less its baseline, (M * K,).
         vocabulary: The decoder's words.
+        temperature: What the logits were divided by when the samples were drawn.
 
     Returns:
         Scalar.
@@ -269,7 +274,8 @@ def policy_gradient_loss(
     picture = torch.arange(num_pictures, device=device).repeat_interleave(per_picture)
     output = decoder(features, tokens, token_mask, picture, need_attention=False)
     bans = build_bans(DecodingOptions(method="sample"), special)  # as `roll_out` has them
-    log_probs = bans(output.logits.float(), tokens[:, :0]).log_softmax(dim=1)
+    allowed = bans(output.logits.float(), tokens[:, :0])
+    log_probs = (allowed / temperature).log_softmax(dim=1)
     chosen = log_probs.gather(1, targets[token_mask][:, None]).squeeze(1)  # (P,)
     weight = advantage.to(device)[:, None].expand_as(token_mask)[token_mask]
     return -(weight * chosen).mean()

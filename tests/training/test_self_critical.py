@@ -120,15 +120,17 @@ def test_options_out_of_range_are_named(options: dict[str, object], message: str
 # The loss
 
 
-@pytest.mark.parametrize("kind", ["sat", "transformer"])
-def test_loss_is_that_of_single_words_by_hand(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "temperature"), [("sat", 1.0), ("transformer", 1.0), ("sat", 0.5)]
+)
+def test_loss_is_that_of_single_words_by_hand(kind: str, temperature: float) -> None:
     torch.manual_seed(0)
     decoder = make_decoder(kind).double()
     samples = encode("a red dog runs.", "cats sleep on", "the boat.")
     advantage = torch.tensor([0.5, -1.0, 2.0])
     grid = pictures(3)
     grid = ImageFeatures(grid.grid.double(), 2, 2)
-    loss = policy_gradient_loss(decoder, grid, samples, advantage, VOCABULARY)
+    loss = policy_gradient_loss(decoder, grid, samples, advantage, VOCABULARY, temperature)
     total, count = 0.0, 0
     for row, weight in enumerate(advantage.tolist()):
         words = samples.token_ids[row, 0, : samples.lengths[row, 0]].tolist()
@@ -137,13 +139,29 @@ def test_loss_is_that_of_single_words_by_hand(kind: str) -> None:
         token = IDS.bos_id
         for target in targets:
             output = decoder.step(torch.tensor([token]), state)
-            scores = output.logits[0].clone()
+            scores = output.logits[0] / temperature
             scores[[IDS.pad_id, IDS.bos_id, IDS.unk_id]] = -math.inf
             total -= weight * scores.log_softmax(0)[target].item()
             count += 1
             token, state = target, output.state
     assert count == 5 + 3 + 3
     assert loss.item() == pytest.approx(total / count, rel=1e-5)
+
+
+def test_the_loss_is_of_the_temperature_that_samples_are_drawn_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[float] = []
+
+    def watch(*arguments: object) -> torch.Tensor:
+        asked.append(float(arguments[5]))
+        return policy_gradient_loss(*arguments)
+
+    monkeypatch.setattr("captioner.training.self_critical.policy_gradient_loss", watch)
+    options = SelfCriticalOptions(num_samples=2, temperature=0.5, max_length=4)
+    critic = SelfCritic(options, REFERENCES, VOCABULARY)
+    critic.losses(make_decoder("sat"), pictures(4), ["a", "b", "c", "d"])
+    assert asked == [0.5]
 
 
 @pytest.mark.parametrize("baseline", ["greedy", "mean"])
