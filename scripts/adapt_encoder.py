@@ -11,7 +11,9 @@ smallest loss on the validation split. Models then see with them:
     --model.encoder.init_args.weights=file:encoder.safetensors
 
 The folder beside the output (its name without the suffix) keeps the log and a checkpoint of every
-epoch; the same command goes on from the last one.
+epoch; the same command goes on from the last one. `--epochs 0` trains the linear layer alone and
+tells what an encoder knows as it is: the loss on the validation split, and how well pictures are
+ranked by the words that people use of them.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ def adapt(
     epochs: int,
     decay: float,
     accelerator: str = "auto",
-) -> Path:
+) -> Path | None:
     """Train, or go on training, and keep a checkpoint of every epoch.
 
     Args:
@@ -54,12 +56,12 @@ def adapt(
         encoder: What learns; afterwards it has the last weights.
         folder: Where log and checkpoints are.
         options: How it learns.
-        epochs: Passes over the training pictures.
+        epochs: Passes over the training pictures; 0 trains the linear layer alone.
         decay: Of the moving average of the weights, which is what is kept; 0 for none.
         accelerator: Lightning's word for where to train.
 
     Returns:
-        The checkpoint with the smallest validation loss.
+        The checkpoint with the smallest validation loss; None without epochs.
 
     Raises:
         ValueError: Features are cached, or nothing of the encoder is trained.
@@ -90,6 +92,12 @@ def adapt(
             *([AveragedWeights(decay)] if decay else []),
         ],
     )
+    if not last.is_file():
+        (scores,) = trainer.validate(module, data, verbose=False)
+        words = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
+        sys.stdout.write(f"before: {words}\n")
+    if not epochs:
+        return None
     trainer.fit(module, data, ckpt_path=str(last) if last.is_file() else None)
     return Path(best.best_model_path)
 
@@ -133,6 +141,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             decay=options.decay,
             accelerator=options.accelerator,
         )
+        if best is None:
+            return 0
         state = torch.load(best, map_location="cpu", weights_only=True)["state_dict"]
         prefix = "encoder."
         encoder.load_state_dict(

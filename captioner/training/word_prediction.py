@@ -94,12 +94,10 @@ class WordPredictionModule(LightningModule):
     with which pictures are ranked that at least one caption uses the word for.
 
     Args:
-        encoder: The encoder, with what is to learn made trainable (``trainable_from``).
+        encoder: The encoder, with what is to learn made trainable (``trainable_from``); one that
+            is frozen can be validated after ``fit_head``, which tells what it knows already.
         vocabulary: Its words are predicted, without the special entries.
         options: How.
-
-    Raises:
-        ValueError: Nothing of the encoder is trainable.
 
     References:
         Wu et al. 2016, What Value Do Explicit High Level Concepts Have in Vision to Language
@@ -117,11 +115,6 @@ class WordPredictionModule(LightningModule):
         options: WordPredictionOptions = WordPredictionOptions(),
     ) -> None:
         super().__init__()
-        if next(iter(encoder.trainable_parameters()), None) is None:
-            raise ValueError(
-                "no part of the encoder is trained: name the stage from which it is, such as "
-                "--model.encoder.init_args.trainable_from=blocks.5"
-            )
         special = vocabulary.special_ids
         excluded = {special.pad_id, special.bos_id, special.eos_id, special.unk_id}
         words = [number for number in range(len(vocabulary)) if number not in excluded]
@@ -196,6 +189,18 @@ class WordPredictionModule(LightningModule):
         return torch.cat(means), torch.cat(targets)
 
     # ---- Lightning ------------------------------------------------------------------------
+
+    def on_fit_start(self) -> None:
+        """Refuse to train where nothing but the linear layer would learn.
+
+        Raises:
+            ValueError: Nothing of the encoder is trainable.
+        """
+        if next(iter(self.encoder.trainable_parameters()), None) is None:
+            raise ValueError(
+                "no part of the encoder is trained: name the stage from which it is, such as "
+                "--model.encoder.init_args.trainable_from=blocks.5"
+            )
 
     def training_step(self, batch: CaptionBatch, batch_idx: int) -> Tensor:
         """One batch's loss."""

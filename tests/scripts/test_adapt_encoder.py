@@ -51,6 +51,17 @@ def test_weights_are_those_of_the_best_epoch(script: ModuleType, tmp_path: Path)
     assert torch.load(last, weights_only=True)["epoch"] == 2
 
 
+def test_without_epochs_it_tells_what_a_frozen_encoder_knows(
+    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frozen = "--model.encoder.init_args.trainable_from=null"
+    assert script.main(arguments(tmp_path, frozen, "--epochs", "0", "--head-epochs", "200")) == 0
+    said = capsys.readouterr().out
+    # Eight pictures, each with words of its own: a layer that learnt nothing would rank at chance.
+    assert float(said.split("val/average_precision")[1].split()[0].strip(",")) > 0.5
+    assert not (tmp_path / "encoder.safetensors").exists()
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [

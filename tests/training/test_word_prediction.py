@@ -103,12 +103,6 @@ def test_only_the_named_part_learns_and_the_pictures_are_told_apart(tmp_path: Pa
     assert all(torch.equal(encoder.state_dict()[name], before[name]) for name in frozen)
 
 
-def test_an_encoder_that_cannot_learn_is_refused() -> None:
-    encoder = CnnEncoder("timm/test_efficientnet", "blocks.2")
-    with pytest.raises(ValueError, match=r"trainable_from=blocks\.5"):
-        WordPredictionModule(encoder, VOCABULARY)
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [("lr", 0.0), ("head_lr", -1.0), ("weight_decay", -1.0), ("head_epochs", -1), ("dropout", 1.0)],
