@@ -73,11 +73,9 @@ def adapt(
         )
     data.set_normalization(encoder.mean, encoder.std)
     module = WordPredictionModule(encoder, data.vocabulary, options)
+    if epochs:
+        module.check_trainable()
     last = folder / "last.ckpt"
-    if not last.is_file():
-        data.setup("fit")
-        losses = module.fit_head(data.train_dataloader())
-        logger.info("linear layer alone: loss %s", ", ".join(f"{loss:.2f}" for loss in losses))
     best = ModelCheckpoint(folder, filename="best", monitor="val/loss", save_last=True)
     trainer = pl.Trainer(
         max_epochs=epochs,
@@ -93,6 +91,10 @@ def adapt(
         ],
     )
     if not last.is_file():
+        device = trainer.strategy.root_device
+        data.setup("fit")
+        losses = module.to(device).fit_head(batch.to(device) for batch in data.train_dataloader())
+        logger.info("linear layer alone: loss %s", ", ".join(f"{loss:.2f}" for loss in losses))
         (scores,) = trainer.validate(module, data, verbose=False)
         words = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
         sys.stdout.write(f"before: {words}\n")

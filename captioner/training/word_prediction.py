@@ -188,10 +188,8 @@ class WordPredictionModule(LightningModule):
         means, targets = zip(*pairs, strict=True)
         return torch.cat(means), torch.cat(targets)
 
-    # ---- Lightning ------------------------------------------------------------------------
-
-    def on_fit_start(self) -> None:
-        """Refuse to train where nothing but the linear layer would learn.
+    def check_trainable(self) -> None:
+        """Make sure that there is something to train but the linear layer.
 
         Raises:
             ValueError: Nothing of the encoder is trainable.
@@ -201,6 +199,12 @@ class WordPredictionModule(LightningModule):
                 "no part of the encoder is trained: name the stage from which it is, such as "
                 "--model.encoder.init_args.trainable_from=blocks.5"
             )
+
+    # ---- Lightning ------------------------------------------------------------------------
+
+    def on_fit_start(self) -> None:
+        """Refuse to train where nothing but the linear layer would learn."""
+        self.check_trainable()
 
     def training_step(self, batch: CaptionBatch, batch_idx: int) -> Tensor:
         """One batch's loss."""
