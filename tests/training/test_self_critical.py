@@ -211,8 +211,10 @@ def test_what_is_logged_is_what_was_drawn(baseline: str) -> None:
 @pytest.mark.parametrize("baseline", ["greedy", "mean"])
 def test_a_toy_run_raises_its_reward(kind: str, baseline: str) -> None:
     torch.manual_seed(3)
-    decoder = make_decoder(kind, dropout=0.1).train()
-    options = SelfCriticalOptions(num_samples=6, baseline=baseline, max_length=8)
+    decoder = make_decoder(kind).train()
+    # Samples enough for a gradient that points the same way on every machine: with these the
+    # reward rises to 1.4 times and more from any of several seeds.
+    options = SelfCriticalOptions(num_samples=16, baseline=baseline, max_length=8)
     critic = SelfCritic(options, REFERENCES, VOCABULARY)
     optimizer = torch.optim.Adam(decoder.parameters(), lr=5e-3)
     ids, grid = ["a", "b", "c", "d"], pictures(4)
@@ -231,8 +233,8 @@ def test_a_toy_run_raises_its_reward(kind: str, baseline: str) -> None:
 
     before = mean_reward()
     torch.manual_seed(4)
-    optimizer = torch.optim.Adam(decoder.parameters(), lr=2e-3)
-    for _ in range(80):
+    optimizer = torch.optim.Adam(decoder.parameters(), lr=1e-3)
+    for _ in range(120):
         optimizer.zero_grad()
         critic.losses(decoder, grid, ids).loss.backward()
         optimizer.step()
