@@ -22,6 +22,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import pytorch_lightning as pl
@@ -113,13 +114,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--decay", type=float, default=0.99, help="of averaged weights; 0: none")
     parser.add_argument("--accelerator", default="auto", help="auto, cpu, gpu, mps")
-    defaults = WordPredictionOptions()
-    for name in ("lr", "head_lr", "weight_decay", "dropout"):
+    for name, default in asdict(WordPredictionOptions()).items():
         flag = "--" + name.replace("_", "-")
-        parser.add_argument(flag, type=float, default=getattr(defaults, name))
-    for name in ("head_epochs", "warmup_steps"):
-        flag = "--" + name.replace("_", "-")
-        parser.add_argument(flag, type=int, default=getattr(defaults, name))
+        parser.add_argument(flag, type=type(default), default=default)
     options, rest = parser.parse_known_args(arguments)
     if options.output.suffix != ".safetensors":
         parser.error(f"--output must end in .safetensors, got {options.output}")
