@@ -6,9 +6,10 @@
 
 Every run trains on the same first pictures of the training list (--pictures, 2,000) for the same
 number of epochs (--epochs, 6), from cached features, and captions the whole of dev with beam
-search. A run that is there is not made again, so that a broken series goes on where it was. The
-table compares each with its group's first row by a paired bootstrap over the pictures of dev.
-Small runs tell large differences only; what they promise is to be tried in full.
+search; rows about the search, and ensembles, caption it with models of other rows. A run that is
+there is not made again, so that a broken series goes on where it was. The table compares each with
+its group's first row by a paired bootstrap over the pictures of dev. Small runs tell large
+differences only; what they promise is to be tried in full.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from captioner.cli import main as captioner
 from captioner.evaluation.compare import Comparison, compare
 from captioner.evaluation.evaluate import Bootstrap
 from captioner.evaluation.inputs import load_inputs
+from captioner.inference.captioner import Captioner
 from captioner.metrics.suite import Suite
+from captioner.training.results import write_captions
 
 logger = logging.getLogger("ablation")
 
@@ -45,18 +48,35 @@ class Variant:
         arguments: The change as options of ``captioner fit``.
         own_features: Whether the encoder sees pictures in another way, so that its features are
             made for this run.
+        models: Other rows, as GROUP/NAME, whose models caption dev in the place of a new one: one
+            of them with the arguments as options of ``captioner predict``, several together by
+            the mean of their probabilities.
     """
 
     group: str
     name: str
     arguments: tuple[str, ...] = ()
     own_features: bool = False
+    models: tuple[str, ...] = ()
 
     @property
     def folder(self) -> str:
         """Name of its folder."""
-        return f"{self.group}/{self.name}".lower().replace(" ", "-").replace(",", "")
+        return _folder(f"{self.group}/{self.name}")
 
+
+def _folder(row: str) -> str:
+    return row.lower().replace(" ", "-").replace(",", "")
+
+
+_SEARCHES = (
+    ("greedy search", ("--model.decoding.method=greedy",)),
+    ("beam 3", ("--model.decoding.beam_size=3",)),
+    ("beam 10", ("--model.decoding.beam_size=10",)),
+    ("length penalty 0", ("--model.decoding.length_penalty=0",)),
+    ("length penalty 1", ("--model.decoding.length_penalty=1",)),
+    ("no repeated trigram", ("--model.decoding.no_repeat_ngram=3",)),
+)
 
 VARIANTS = (
     Variant("sat", "the recipe"),
@@ -106,12 +126,29 @@ VARIANTS = (
         "transformer", "no grid encoder layer", ("--model.decoder.init_args.encoder_layers=0",)
     ),
     Variant("transformer", "two decoder layers", ("--model.decoder.init_args.num_layers=2",)),
+    *(
+        Variant(group, name, arguments, models=(f"{group}/the recipe",))
+        for group in ("sat", "transformer")
+        for name, arguments in _SEARCHES
+    ),
+    Variant("sat", "with the Transformer", models=("sat/the recipe", "transformer/the recipe")),
+    Variant("sat", "with averaged weights", models=("sat/the recipe", "sat/averaged weights")),
 )
 
 
 def run_variant(variant: Variant, options: argparse.Namespace, train_list: Path) -> None:
-    """Train, and caption dev with the best checkpoint."""
+    """Train, and caption dev with the best checkpoint; or caption it with other rows' models."""
     folder = options.output / variant.folder
+    checkpoints = [options.output / _folder(row) / "fit" / "best.ckpt" for row in variant.models]
+    for row, checkpoint in zip(variant.models, checkpoints, strict=True):
+        if not checkpoint.is_file():
+            raise SystemExit(
+                f"{variant.folder} needs the model of {row}, and there is no {checkpoint}; "
+                f"run that row first: --only {row.partition('/')[2]!r}"
+            )
+    if len(checkpoints) > 1:
+        _caption_together(checkpoints, options, folder / "dev" / "results.json")
+        return
     data = ["-c", "configs/base.yaml", "-c", "configs/data/flickr8k.yaml"]
     common = ["--data_root", str(options.data_root), "--data.num_workers", "0"]
     common += ["--data.source.init_args.train_list", str(train_list)]
@@ -120,18 +157,35 @@ def run_variant(variant: Variant, options: argparse.Namespace, train_list: Path)
     if variant.own_features:
         features = folder / "features"
         made = ["data", "features", *data, *model, *common, *variant.arguments]
+        made += ["--precision", options.precision, "--views", "plain", "flip"]
+        made += ["--data.source.init_args.test_list", str(write_list(options, "test", 1))]
         _call([*made, "--output", str(features)])
     common += ["--data.features_path", str(features), "--seed_everything", "0"]
-    fit = [*model, "--trainer.max_epochs", str(options.epochs)]
-    fit += ["--trainer.precision", options.precision, "--model.schedule.warmup_steps", "100"]
-    fit += ["--model.validation_loss", "false", "--samples.num_pictures", "0"]
-    fit += ["--trainer.enable_progress_bar", "false", "--run_dir", str(folder / "fit")]
-    _call(["fit", *data, *fit, *common, *variant.arguments])
-    predict = ["--ckpt_path", str(folder / "fit" / "best.ckpt"), "--data.predict_split", "val"]
+    if not checkpoints:
+        checkpoints = [folder / "fit" / "best.ckpt"]
+        fit = [*model, "--trainer.max_epochs", str(options.epochs)]
+        fit += ["--trainer.precision", options.precision, "--model.schedule.warmup_steps", "100"]
+        fit += ["--model.validation_loss", "false", "--samples.num_pictures", "0"]
+        fit += ["--trainer.enable_progress_bar", "false", "--run_dir", str(folder / "fit")]
+        _call(["fit", *data, *fit, *common, *variant.arguments])
+    predict = ["--ckpt_path", str(checkpoints[0]), "--data.predict_split", "val"]
     predict += ["--trainer.enable_progress_bar", "false", "--run_dir", str(folder / "dev")]
+    if variant.models:
+        predict += variant.arguments
     _call(["predict", *data, *common, *predict])
     if variant.own_features:
         shutil.rmtree(features)  # a gigabyte each
+
+
+def _caption_together(
+    checkpoints: Sequence[Path], options: argparse.Namespace, results: Path
+) -> None:
+    """Caption dev with an ensemble, from the pictures."""
+    root = options.data_root / "flickr8k"
+    names = (root / "Flickr_8k.devImages.txt").read_text("utf-8").split()
+    ensemble = Captioner.load([str(checkpoint) for checkpoint in checkpoints])
+    found = ensemble.captions([root / "Images" / name for name in names])
+    write_captions(results, {n: r.text for n, r in zip(names, found, strict=True)})
 
 
 def _call(arguments: list[str]) -> None:
@@ -140,11 +194,11 @@ def _call(arguments: list[str]) -> None:
         raise SystemExit(status)
 
 
-def write_train_list(options: argparse.Namespace) -> Path:
-    """The first pictures of the official training list."""
-    names = (options.data_root / "flickr8k" / "Flickr_8k.trainImages.txt").read_text("utf-8")
-    chosen = names.split()[: options.pictures]
-    path: Path = options.output / f"train-{len(chosen)}.txt"
+def write_list(options: argparse.Namespace, split: str, count: int) -> Path:
+    """The first pictures of an official list, as a list of their own."""
+    official = options.data_root / "flickr8k" / f"Flickr_8k.{split}Images.txt"
+    chosen = official.read_text("utf-8").split()[:count]
+    path: Path = options.output / f"{split}-{len(chosen)}.txt"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(chosen) + "\n", encoding="utf-8")
     return path.absolute()
@@ -152,7 +206,7 @@ def write_train_list(options: argparse.Namespace) -> Path:
 
 def run(options: argparse.Namespace) -> None:
     """Make the runs that are missing."""
-    train_list = write_train_list(options)
+    train_list = write_list(options, "train", options.pictures)
     for variant in VARIANTS:
         if options.only and variant.name not in options.only:
             continue

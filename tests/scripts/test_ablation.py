@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -75,6 +75,54 @@ def test_only_missing_runs_are_made(
     assert Path(train_list).read_text(encoding="utf-8").split() == NAMES[:1]
 
 
+def test_a_search_captions_with_the_model_of_another_row(
+    ablation: ModuleType, data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "runs"
+    asked: list[list[str]] = []
+    monkeypatch.setattr(ablation, "captioner", lambda arguments: asked.append(arguments) or 0)
+    arguments = ["run", "--data-root", str(data_root), "--output", str(output)]
+    with pytest.raises(SystemExit, match=r"needs the model of sat/the recipe.*run that row first"):
+        ablation.main([*arguments, "--only", "beam 3"])
+    for group in ("sat", "transformer"):
+        folder = output / group / "the-recipe" / "fit"
+        folder.mkdir(parents=True)
+        (folder / "best.ckpt").touch()
+    ablation.main([*arguments, "--only", "beam 3"])
+    assert [a[0] for a in asked] == ["predict", "predict"]
+    for group, found in zip(("sat", "transformer"), asked, strict=True):
+        checkpoint = output / group / "the-recipe" / "fit" / "best.ckpt"
+        assert found[found.index("--ckpt_path") + 1] == str(checkpoint)
+        assert "--model.decoding.beam_size=3" in found
+
+
+def test_an_ensemble_captions_dev_from_the_pictures(
+    ablation: ModuleType, data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "runs"
+    for group in ("sat", "transformer"):
+        folder = output / group / "the-recipe" / "fit"
+        folder.mkdir(parents=True)
+        (folder / "best.ckpt").touch()
+
+    class Together:
+        @classmethod
+        def load(cls, models: list[str]) -> "Together":
+            assert [Path(m).parts[-4] for m in models] == ["sat", "transformer"]
+            return cls()
+
+        def captions(self, pictures: list[Path]) -> list[SimpleNamespace]:
+            return [SimpleNamespace(text=f"caption of {p.name}") for p in pictures]
+
+    monkeypatch.setattr(ablation, "Captioner", Together)
+    arguments = ["run", "--data-root", str(data_root), "--output", str(output)]
+    ablation.main([*arguments, "--only", "with the Transformer"])
+    results = json.loads(
+        (output / "sat" / "with-the-transformer" / "dev" / "results.json").read_text("utf-8")
+    )
+    assert results == [{"image_id": n, "caption": f"caption of {n}"} for n in NAMES[2:5]]
+
+
 def test_a_run_that_fails_stops_the_series(
     ablation: ModuleType, data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,7 +152,7 @@ def test_an_unknown_change_is_named(ablation: ModuleType, capsys) -> None:
     assert "unknown change magic; known are the recipe" in capsys.readouterr().err
 
 
-def test_every_change_is_an_option_of_fit(
+def test_every_change_is_an_option_of_the_command_line(
     ablation: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Parsed(CaptioningCLI):
@@ -115,8 +163,13 @@ def test_every_change_is_an_option_of_fit(
             pass
 
     monkeypatch.chdir(ROOT)
+    asked = set()
     for variant in ablation.VARIANTS:
-        arguments = ["fit", "-c", "configs/base.yaml", "-c", "configs/data/flickr8k.yaml"]
-        arguments += ["-c", f"configs/model/{variant.group}.yaml", *variant.arguments]
-        Parsed(arguments)
+        command = ["fit", "-c", f"configs/model/{variant.group}.yaml"]
+        if variant.models:
+            command = ["predict", "--model.initial_weights", "sat-flickr8k"]
+        asked.add((*command, *variant.arguments))
+    base = ["-c", "configs/base.yaml", "-c", "configs/data/flickr8k.yaml"]
+    for subcommand, *arguments in sorted(asked):
+        Parsed([subcommand, *base, *arguments])
     assert len({v.folder for v in ablation.VARIANTS}) == len(ablation.VARIANTS)
