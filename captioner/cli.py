@@ -309,6 +309,11 @@ def _add_export(commands: Any) -> None:
     parser.add_argument("checkpoint", metavar="CKPT")
     parser.add_argument("folder", metavar="DIR", help="its name is the model's name")
     parser.add_argument("--force", action="store_true", help="replace the model that is there")
+    parser.add_argument(
+        "--average-flip",
+        action="store_true",
+        help="look at every picture and its mirror image, which takes the encoder twice the time",
+    )
     _add_decoding(parser)
     parser.set_defaults(run=_export)
 
@@ -321,6 +326,7 @@ def _export(options: argparse.Namespace) -> int:
             options.checkpoint,
             options.folder,
             decoding=_decoding_overrides(options),
+            average_flip=options.average_flip,
             force=options.force,
         )
     except FileExistsError as error:

@@ -13,6 +13,7 @@ from PIL import Image
 
 from captioner import Captioner, __version__
 from captioner.cli import main
+from captioner.inference.checkpoint import load_model
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -261,6 +262,9 @@ def test_export(tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert "--force replaces it" in capsys.readouterr().err
     assert run("export", tiny_checkpoint, target, "--force") == 0
     assert Captioner.load(target).options.beam_size == 3
+    assert not load_model(target).encoder.average_flip
+    assert run("export", tiny_checkpoint, target, "--force", "--average-flip") == 0
+    assert load_model(target).encoder.average_flip
     assert run("export", tmp_path / "absent.ckpt", tmp_path / "x") == 2
     assert "no checkpoint at" in capsys.readouterr().err
 

@@ -134,6 +134,7 @@ def export_model(
     folder: str | Path,
     *,
     decoding: Mapping[str, Any] | None = None,
+    average_flip: bool = False,
     force: bool = False,
 ) -> Path:
     """Write a Lightning checkpoint as a folder that captions by itself.
@@ -153,6 +154,8 @@ def export_model(
         folder: Where to write; its name is the model's name.
         decoding: Decoding options to store that differ from the checkpoint's, such as
             ``{"beam_size": 5}``.
+        average_flip: Whether the model looks at every picture and its mirror image from now on
+            (``CnnEncoder``'s option of that name).
         force: Whether a model that is already there is replaced.
 
     Returns:
@@ -171,6 +174,8 @@ def export_model(
     config, state = _read_checkpoint(path)
     vocabulary = _parse(path, "vocabulary", lambda: Vocabulary.from_dict(config["vocabulary"]))
     config = {key: value for key, value in config.items() if key != "vocabulary"}
+    if average_flip:
+        config["encoder"] = _with_argument(config["encoder"], "average_flip", True)
     model = _assemble(config, state, vocabulary, path, path)  # also proves that it can be loaded
     chosen = override_options(model.decoding, **(decoding or {}))
     config = {**config, "encoder": _without_path(config["encoder"]), "decoding": chosen.to_dict()}
@@ -409,13 +414,17 @@ def _build(spec: Mapping[str, Any], part: str, path: Path) -> nn.Module:
         raise ValueError(f"the {part} in {path} cannot be built: {error}") from error
 
 
+def _with_argument(spec: Mapping[str, Any], name: str, value: object) -> dict[str, Any]:
+    """A part's configuration with one argument set."""
+    return {**spec, "init_args": {**spec.get("init_args", {}), name: value}}
+
+
 def _without_path(spec: Mapping[str, Any]) -> dict[str, Any]:
     """The encoder's configuration without the folder, on one machine, of its first weights."""
-    arguments = dict(spec.get("init_args", {}))
-    weights = arguments.get("weights")
-    if isinstance(weights, str) and weights.startswith("file:"):
-        arguments["weights"] = "file:" + re.split(r"[/\\\\]", weights)[-1]
-    return {**spec, "init_args": arguments}
+    weights = spec.get("init_args", {}).get("weights")
+    if not isinstance(weights, str) or not weights.startswith("file:"):
+        return dict(spec)
+    return _with_argument(spec, "weights", "file:" + re.split(r"[/\\\\]", weights)[-1])
 
 
 def _parse(path: Path, name: str, build: Any) -> Any:

@@ -120,7 +120,8 @@ def _see_alike(one: LoadedModel, other: LoadedModel) -> bool:
 
 def _settings(model: LoadedModel) -> dict[str, object]:
     """What an encoder was built with, besides the origin of weights that are compared anyway."""
-    arguments = cast("dict[str, object]", model.config["encoder"].get("init_args", {}))
+    built = getattr(model.encoder, "config", None)  # with what older files leave to defaults
+    arguments = cast("dict[str, object]", built or model.config["encoder"].get("init_args", {}))
     return {name: value for name, value in arguments.items() if name != "weights"}
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from captioner import Captioner
-from captioner.inference.checkpoint import load_model
+from captioner.inference.checkpoint import export_model, load_model
 from captioner.inference.ensemble import join_models, load_ensemble
 from captioner.text.vocabulary import Vocabulary
 
@@ -56,6 +56,27 @@ def test_an_equal_encoder_runs_once(models: list[Path]) -> None:
     both = join_models([load_model(models[0]), changed], ["a", "b"])
     assert len(both.encoder.encoders) == 2
     assert len(both.views) == 1  # and the picture is prepared once
+    older = load_model(models[0])
+    del older.config["encoder"]["init_args"]["average_flip"]  # written before there was one
+    assert len(join_models([load_model(models[0]), older], ["a", "b"]).encoder.encoders) == 1
+
+
+def test_a_model_of_both_mirror_images_beside_one_of_the_picture(
+    tiny_checkpoint: Path, tmp_path: Path, pictures: list[Path]
+) -> None:
+    folders = [tmp_path / "plain", tmp_path / "both"]
+    for folder, average_flip in zip(folders, (False, True), strict=True):
+        export_model(tiny_checkpoint, folder, average_flip=average_flip)
+    assert len(load_ensemble(folders).encoder.encoders) == 2
+    assert len(load_ensemble(folders).views) == 1
+    found = Captioner.load(folders, device="cpu").caption(pictures[0])
+    one, other = (
+        Captioner.load(folder, device="cpu").caption(pictures[0], prefix=found.words)
+        for folder in folders
+    )
+    mean = np.logaddexp(one.word_log_probs, other.word_log_probs) - np.log(2)
+    np.testing.assert_allclose(found.word_log_probs, mean, atol=1e-5)
+    assert not np.allclose(one.word_log_probs, other.word_log_probs)
 
 
 def test_words_have_the_mean_probability_and_the_mean_map(

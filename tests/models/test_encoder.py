@@ -193,6 +193,43 @@ def test_fine_tuning_from_a_stage_moves_that_and_what_follows():
     assert not any(module.training for module in encoder.eval().modules())
 
 
+@pytest.mark.parametrize(("height", "width"), [(64, 64), (70, 101)])
+def test_average_flip_is_the_mean_with_the_mirror_image(height, width):
+    plain = CnnEncoder("timm/resnet10t", "layer3").eval()
+    both = CnnEncoder("timm/resnet10t", "layer3", average_flip=True).eval()
+    both.load_state_dict(plain.state_dict())
+    images = torch.rand(2, 3, height, width)
+    rows, cols = plain.grid_size(height, width)
+    found = both(images)
+    assert (found.rows, found.cols) == (rows, cols) == both.grid_size(height, width)
+    seen, mirrored = (
+        plain(pictures).grid.unflatten(1, (rows, cols)) for pictures in (images, images.flip(3))
+    )
+    grid = found.grid.unflatten(1, (rows, cols))
+    for column in range(cols):
+        expected = (seen[:, :, column] + mirrored[:, :, cols - 1 - column]) / 2
+        torch.testing.assert_close(grid[:, :, column], expected)
+    assert not torch.allclose(grid, seen)
+    of_mirrored = both(images.flip(3)).grid.unflatten(1, (rows, cols))
+    torch.testing.assert_close(of_mirrored, grid.flip(2))
+
+
+def test_average_flip_learns_from_both_and_is_another_encoder():
+    encoder = CnnEncoder("timm/resnet10t", "layer3", trainable_from="layer3", average_flip=True)
+    plain = CnnEncoder(**{**encoder.config, "average_flip": False})
+    plain.load_state_dict(encoder.state_dict())
+    assert plain.fingerprint() != encoder.fingerprint()
+    assert CnnEncoder(**encoder.config).average_flip
+    images = torch.rand(2, 3, 64, 64)
+    gradients = []
+    for model, pictures in ((encoder, images), (plain, images), (plain, images.flip(3))):
+        model.zero_grad()
+        model.train()(pictures).grid.sum().backward()
+        gradients.append([p.grad.clone() for p in model.trainable_parameters()])
+    for both, seen, mirrored in zip(*gradients, strict=True):
+        torch.testing.assert_close(both, (seen + mirrored) / 2, rtol=1e-3, atol=1e-3)
+
+
 def test_config_builds_it_again_and_it_can_be_pickled():
     encoder = CnnEncoder("timm/resnet10t", "layer2", trainable_from="layer2", mean=(0.1, 0.2, 0.3))
     again = CnnEncoder(**encoder.config)
