@@ -1,48 +1,67 @@
-"""The weights between two checkpoints of one model, such as those of its two training stages.
+"""The mean weights of several checkpoints of one model, such as those of its training stages.
 
     python scripts/average_checkpoints.py runs/first/best.ckpt runs/second/best.ckpt \
-        --share 0.7 --output mixed.ckpt
+        --shares 0.3 0.7 --output mixed.ckpt
 
-The result is (1 - share) * first + share * second: a checkpoint that captions, exports and starts
-a run like any other, without the second's optimizer. Between the weights of cross-entropy and those
+Without --shares all count the same. The result is a checkpoint that captions, exports and starts a
+run like any other, without the last one's optimizer. Between the weights of cross-entropy and those
 of self-critical training lie models that score as high and write better sentences (Wortsman et al.
-2022, Robust fine-tuning of zero-shot models, eq. 1).
+2022, Robust fine-tuning of zero-shot models, eq. 1), and the mean of several runs from the same
+start is steadier than each (Wortsman et al. 2022, Model soups, sec. 2). Runs that share no start
+have nothing between them.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 DROPPED = ("optimizer_states", "lr_schedulers", "current_model_state", "averaging_state")
 
 
 def average(
-    first: Mapping[str, Any], second: Mapping[str, Any], share: float, names: Sequence[str]
+    checkpoints: Sequence[Mapping[str, Any]], shares: Sequence[float], names: Sequence[str]
 ) -> dict[str, Any]:
-    """A checkpoint between two.
+    """A checkpoint between several.
 
     Args:
-        first: Checkpoint at share 0.
-        second: Checkpoint at share 1; all that is not a weight is its.
-        share: How far to go from the first to the second, 0..1.
-        names: What both are called, for errors and the record.
+        checkpoints: Two or more; all that is not a weight is the last one's.
+        shares: What each counts for; their sum is 1.
+        names: What each is called, for errors and the record.
 
     Raises:
-        ValueError: The two are not of one model: vocabulary, names or shapes differ.
+        ValueError: They are not of one model: vocabulary, names or shapes differ.
     """
-    parts = [checkpoint.get("captioner") for checkpoint in (first, second)]
+    parts = [checkpoint.get("captioner") for checkpoint in checkpoints]
     for name, part in zip(names, parts, strict=True):
         if part is None:
             raise ValueError(f"{name} was not written by `captioner fit`")
-    if parts[0]["vocabulary"] != parts[1]["vocabulary"]:
-        raise ValueError(f"{names[0]} and {names[1]} have different vocabularies")
-    one, other = first["state_dict"], second["state_dict"]
+    first, last = checkpoints[0], checkpoints[-1]
+    for name, part, checkpoint in zip(names, parts, checkpoints, strict=True):
+        if part["vocabulary"] != parts[0]["vocabulary"]:
+            raise ValueError(f"{names[0]} and {name} have different vocabularies")
+        _check_same(first["state_dict"], checkpoint["state_dict"], names[0], name)
+    weights = {
+        name: _mean([c["state_dict"][name] for c in checkpoints], shares)
+        for name in last["state_dict"]
+    }
+    kept = {key: value for key, value in last.items() if key not in DROPPED}
+    provenance = dict(parts[-1].get("provenance") or {})
+    provenance["average"] = {
+        "/".join(Path(name).parts[-2:]): round(share, 6)
+        for name, share in zip(names, shares, strict=True)
+    }
+    return {**kept, "state_dict": weights, "captioner": {**parts[-1], "provenance": provenance}}
+
+
+def _check_same(one: Mapping[str, Tensor], other: Mapping[str, Tensor], *names: str) -> None:
     different = sorted(
         name
         for name in {*one, *other}
@@ -53,17 +72,16 @@ def average(
             f"{names[0]} and {names[1]} are of different models: {len(different)} weights differ "
             f"in name or shape, the first is {different[0]}"
         )
-    weights = {
-        name: one[name].lerp(tensor, share) if tensor.is_floating_point() else tensor
-        for name, tensor in other.items()
-    }
-    kept = {key: value for key, value in second.items() if key not in DROPPED}
-    provenance = dict(parts[1].get("provenance") or {})
-    provenance["average"] = {
-        "/".join(Path(name).parts[-2:]): weight
-        for name, weight in zip(names, (round(1 - share, 6), share), strict=True)
-    }
-    return {**kept, "state_dict": weights, "captioner": {**parts[1], "provenance": provenance}}
+
+
+def _mean(tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
+    """The weighted mean; of tensors that are equal, or are counts, the last as it is."""
+    last = tensors[-1]
+    if not last.is_floating_point() or all(torch.equal(tensor, last) for tensor in tensors):
+        return last
+    total = sum(share * tensor.double() for share, tensor in zip(shares, tensors, strict=True))
+    assert isinstance(total, Tensor)
+    return total.to(last.dtype)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -71,22 +89,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("first", type=Path)
-    parser.add_argument("second", type=Path)
-    parser.add_argument("--share", type=float, default=0.5, help="of the second, 0..1")
+    parser.add_argument("checkpoints", type=Path, nargs="+", metavar="CKPT", help="two or more")
+    parser.add_argument(
+        "--shares",
+        type=float,
+        nargs="+",
+        metavar="X",
+        help="what each checkpoint counts for, 0..1 and 1 together (default: all the same)",
+    )
     parser.add_argument("--output", type=Path, required=True, help="a new .ckpt file")
     options = parser.parse_args(arguments)
-    if not 0.0 <= options.share <= 1.0:
-        parser.error(f"share must be in [0, 1], got {options.share}")
+    paths, shares = options.checkpoints, options.shares
+    if len(paths) < 2:
+        parser.error(f"an average needs two checkpoints or more, got {paths[0]} alone")
+    shares = shares or [1 / len(paths)] * len(paths)
+    if len(shares) != len(paths):
+        parser.error(f"one share for each of {len(paths)} checkpoints, got {len(shares)}")
+    if min(shares) < 0 or not math.isclose(sum(shares), 1, abs_tol=1e-6):
+        parser.error(f"shares must be 0..1 and 1 together, got {' '.join(map(str, shares))}")
     if options.output.exists():
         parser.error(f"{options.output} is there already; name another file")
     try:
-        checkpoints = [
-            torch.load(path, map_location="cpu", weights_only=True)
-            for path in (options.first, options.second)
-        ]
-        names = [str(options.first), str(options.second)]
-        result = average(checkpoints[0], checkpoints[1], options.share, names)
+        checkpoints = [torch.load(path, map_location="cpu", weights_only=True) for path in paths]
+        result = average(checkpoints, shares, [str(path) for path in paths])
     except (OSError, ValueError) as error:
         parser.error(str(error))
     torch.save(result, options.output)

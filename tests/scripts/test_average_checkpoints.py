@@ -15,10 +15,10 @@ def script(load_script: Callable[[str], ModuleType]) -> ModuleType:
     return load_script("average_checkpoints")
 
 
-def moved(checkpoint: Path, path: Path) -> Path:
+def moved(checkpoint: Path, path: Path, by: float = 1) -> Path:
     data = torch.load(checkpoint, weights_only=True)
     data["state_dict"] = {
-        name: tensor + 1 if tensor.is_floating_point() else tensor
+        name: tensor + by if tensor.is_floating_point() else tensor
         for name, tensor in data["state_dict"].items()
     }
     torch.save(data, path)
@@ -28,7 +28,9 @@ def moved(checkpoint: Path, path: Path) -> Path:
 def test_weights_lie_between(script: ModuleType, tiny_checkpoint: Path, tmp_path: Path) -> None:
     other = moved(tiny_checkpoint, tmp_path / "other.ckpt")
     output = tmp_path / "mixed.ckpt"
-    script.main([str(tiny_checkpoint), str(other), "--share", "0.25", "--output", str(output)])
+    script.main(
+        [str(tiny_checkpoint), str(other), "--shares", "0.75", "0.25", "--output", str(output)]
+    )
     first = torch.load(tiny_checkpoint, weights_only=True)["state_dict"]
     mixed = torch.load(output, weights_only=True)
     for name, tensor in mixed["state_dict"].items():
@@ -39,6 +41,28 @@ def test_weights_lie_between(script: ModuleType, tiny_checkpoint: Path, tmp_path
     assert list(mixed["captioner"]["provenance"]["average"].values()) == [0.75, 0.25]
     assert "optimizer_states" not in mixed
     load_model(output)
+
+
+def test_several_count_the_same(script: ModuleType, tiny_checkpoint: Path, tmp_path: Path) -> None:
+    others = [moved(tiny_checkpoint, tmp_path / f"{by}.ckpt", by) for by in (1, 5)]
+    output = tmp_path / "mixed.ckpt"
+    script.main([*map(str, (tiny_checkpoint, *others)), "--output", str(output)])
+    first = torch.load(tiny_checkpoint, weights_only=True)["state_dict"]
+    mixed = torch.load(output, weights_only=True)
+    for name, tensor in mixed["state_dict"].items():
+        if tensor.is_floating_point():
+            torch.testing.assert_close(tensor, first[name] + 2, rtol=1e-6, atol=1e-6)
+    assert list(mixed["captioner"]["provenance"]["average"].values()) == [0.333333] * 3
+
+
+def test_equal_weights_stay_as_they_are_to_the_last_bit(
+    script: ModuleType, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "mixed.ckpt"
+    script.main([str(tiny_checkpoint)] * 3 + ["--output", str(output)])
+    first = torch.load(tiny_checkpoint, weights_only=True)["state_dict"]
+    mixed = torch.load(output, weights_only=True)["state_dict"]
+    assert all(torch.equal(tensor, first[name]) for name, tensor in mixed.items())
 
 
 def test_mistakes_are_one_message(
@@ -56,7 +80,9 @@ def test_mistakes_are_one_message(
         ([one, str(tmp_path / "words.ckpt"), *new], "different vocabularies"),
         ([one, str(tmp_path / "empty.ckpt"), *new], "not written by `captioner fit`"),
         ([one, str(tmp_path / "nothing.ckpt"), *new], "nothing.ckpt"),
-        ([one, one, *new, "--share", "2"], r"share must be in [0, 1], got 2.0"),
+        ([one, one, *new, "--shares", "2", "-1"], "must be 0..1 and 1 together, got 2.0 -1.0"),
+        ([one, one, *new, "--shares", "1"], "one share for each of 2 checkpoints, got 1"),
+        ([one, *new], "needs two checkpoints or more"),
         ([one, one, "--output", one], "is there already"),
     ):
         with pytest.raises(SystemExit):
