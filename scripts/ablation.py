@@ -158,21 +158,22 @@ def run_variant(variant: Variant, options: argparse.Namespace, train_list: Path)
         features = folder / "features"
         made = ["data", "features", *data, *model, *common, *variant.arguments]
         made += ["--precision", options.precision, "--views", "plain", "flip"]
+        # Nothing here looks at test; the data set wants one picture of it.
         made += ["--data.source.init_args.test_list", str(write_list(options, "test", 1))]
         _call([*made, "--output", str(features)])
     common += ["--data.features_path", str(features), "--seed_everything", "0"]
-    if not checkpoints:
-        checkpoints = [folder / "fit" / "best.ckpt"]
+    if variant.models:
+        (checkpoint,), searched = checkpoints, variant.arguments
+    else:
+        checkpoint, searched = folder / "fit" / "best.ckpt", ()
         fit = [*model, "--trainer.max_epochs", str(options.epochs)]
         fit += ["--trainer.precision", options.precision, "--model.schedule.warmup_steps", "100"]
         fit += ["--model.validation_loss", "false", "--samples.num_pictures", "0"]
         fit += ["--trainer.enable_progress_bar", "false", "--run_dir", str(folder / "fit")]
         _call(["fit", *data, *fit, *common, *variant.arguments])
-    predict = ["--ckpt_path", str(checkpoints[0]), "--data.predict_split", "val"]
+    predict = ["--ckpt_path", str(checkpoint), "--data.predict_split", "val"]
     predict += ["--trainer.enable_progress_bar", "false", "--run_dir", str(folder / "dev")]
-    if variant.models:
-        predict += variant.arguments
-    _call(["predict", *data, *common, *predict])
+    _call(["predict", *data, *common, *predict, *searched])
     if variant.own_features:
         shutil.rmtree(features)  # a gigabyte each
 
@@ -181,10 +182,10 @@ def _caption_together(
     checkpoints: Sequence[Path], options: argparse.Namespace, results: Path
 ) -> None:
     """Caption dev with an ensemble, from the pictures."""
-    root = options.data_root / "flickr8k"
-    names = (root / "Flickr_8k.devImages.txt").read_text("utf-8").split()
+    names = _read_list(options, "dev")
+    pictures = options.data_root / "flickr8k" / "Images"
     ensemble = Captioner.load([str(checkpoint) for checkpoint in checkpoints])
-    found = ensemble.captions([root / "Images" / name for name in names])
+    found = ensemble.captions([pictures / name for name in names])
     write_captions(results, {n: r.text for n, r in zip(names, found, strict=True)})
 
 
@@ -194,10 +195,15 @@ def _call(arguments: list[str]) -> None:
         raise SystemExit(status)
 
 
+def _read_list(options: argparse.Namespace, split: str) -> list[str]:
+    """Names of the pictures of an official list."""
+    path: Path = options.data_root / "flickr8k" / f"Flickr_8k.{split}Images.txt"
+    return path.read_text("utf-8").split()
+
+
 def write_list(options: argparse.Namespace, split: str, count: int) -> Path:
     """The first pictures of an official list, as a list of their own."""
-    official = options.data_root / "flickr8k" / f"Flickr_8k.{split}Images.txt"
-    chosen = official.read_text("utf-8").split()[:count]
+    chosen = _read_list(options, split)[:count]
     path: Path = options.output / f"{split}-{len(chosen)}.txt"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(chosen) + "\n", encoding="utf-8")
