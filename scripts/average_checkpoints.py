@@ -2,6 +2,8 @@
 
     python scripts/average_checkpoints.py runs/first/best.ckpt runs/second/best.ckpt \
         --shares 0.3 0.7 --output mixed.ckpt
+    python scripts/average_checkpoints.py seed-0.safetensors seed-1.safetensors \
+        --output both.safetensors    # encoders alone, as scripts/adapt_encoder.py writes them
 
 Without --shares all count the same. The result is a checkpoint that captions, exports and starts a
 run like any other, without the last one's optimizer. Between the weights of cross-entropy and those
@@ -21,8 +23,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor
 
+from captioner.files import write_whole
+
+ENCODER = ".safetensors"
 DROPPED = ("optimizer_states", "lr_schedulers", "current_model_state", "averaging_state")
 
 
@@ -61,6 +68,38 @@ def average(
     return {**kept, "state_dict": weights, "captioner": {**parts[-1], "provenance": provenance}}
 
 
+def average_encoders(paths: Sequence[Path], shares: Sequence[float]) -> bytes:
+    """A file of encoder weights between several, for ``weights=file:PATH``.
+
+    Args:
+        paths: Two or more .safetensors files.
+        shares: What each counts for; their sum is 1.
+
+    Raises:
+        OSError: A file cannot be read.
+        ValueError: They are not of one encoder: names, shapes, or the mean and std that they
+            expect differ.
+    """
+    encoders = [_read_encoder(path) for path in paths]
+    (first, notes), *others = encoders
+    for path, (weights, own) in zip(paths[1:], others, strict=True):
+        _check_same(first, weights, str(paths[0]), str(path))
+        if own != notes:
+            raise ValueError(f"{paths[0]} and {path} say {notes} and {own} of their pictures")
+    return save(
+        {name: _mean([weights[name] for weights, _ in encoders], shares) for name in first}, notes
+    )
+
+
+def _read_encoder(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = file.keys()
+            return {name: file.get_tensor(name) for name in names}, file.metadata() or {}
+    except SafetensorError as error:
+        raise ValueError(f"{path} is no readable safetensors file ({error})") from error
+
+
 def _check_same(one: Mapping[str, Tensor], other: Mapping[str, Tensor], *names: str) -> None:
     different = sorted(
         name
@@ -89,27 +128,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("checkpoints", type=Path, nargs="+", metavar="CKPT", help="two or more")
+    parser.add_argument("checkpoints", type=Path, nargs="+", metavar="FILE", help="two or more")
     parser.add_argument(
         "--shares",
         type=float,
         nargs="+",
         metavar="X",
-        help="what each checkpoint counts for, 0..1 and 1 together (default: all the same)",
+        help="what each file counts for, 0..1 and 1 together (default: all the same)",
     )
-    parser.add_argument("--output", type=Path, required=True, help="a new .ckpt file")
+    parser.add_argument(
+        "--output", type=Path, required=True, help="a new .ckpt or .safetensors file"
+    )
     options = parser.parse_args(arguments)
     paths, shares = options.checkpoints, options.shares
     if len(paths) < 2:
-        parser.error(f"an average needs two checkpoints or more, got {paths[0]} alone")
+        parser.error(f"an average needs two files or more, got {paths[0]} alone")
     shares = shares or [1 / len(paths)] * len(paths)
     if len(shares) != len(paths):
-        parser.error(f"one share for each of {len(paths)} checkpoints, got {len(shares)}")
+        parser.error(f"one share for each of {len(paths)} files, got {len(shares)}")
     if min(shares) < 0 or not math.isclose(sum(shares), 1, abs_tol=1e-6):
         parser.error(f"shares must be 0..1 and 1 together, got {' '.join(map(str, shares))}")
     if options.output.exists():
         parser.error(f"{options.output} is there already; name another file")
+    kinds = {path.suffix == ENCODER for path in (*paths, options.output)}
+    if len(kinds) > 1:
+        parser.error(f"either all files end in {ENCODER}, as encoders do, or none does")
     try:
+        if kinds == {True}:
+            write_whole(options.output, average_encoders(paths, shares))
+            return 0
         checkpoints = [torch.load(path, map_location="cpu", weights_only=True) for path in paths]
         result = average(checkpoints, shares, [str(path) for path in paths])
     except (OSError, ValueError) as error:

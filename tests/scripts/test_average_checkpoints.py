@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from captioner.inference.checkpoint import load_model
+from captioner.models.encoder import CnnEncoder, read_normalization, write_weights
 
 
 @pytest.fixture(scope="module")
@@ -81,11 +82,56 @@ def test_mistakes_are_one_message(
         ([one, str(tmp_path / "empty.ckpt"), *new], "not written by `captioner fit`"),
         ([one, str(tmp_path / "nothing.ckpt"), *new], "nothing.ckpt"),
         ([one, one, *new, "--shares", "2", "-1"], "must be 0..1 and 1 together, got 2.0 -1.0"),
-        ([one, one, *new, "--shares", "1"], "one share for each of 2 checkpoints, got 1"),
-        ([one, *new], "needs two checkpoints or more"),
+        ([one, one, *new, "--shares", "1"], "one share for each of 2 files, got 1"),
+        ([one, *new], "needs two files or more"),
         ([one, one, "--output", one], "is there already"),
+        ([one, one, "--output", str(tmp_path / "new.safetensors")], "either all files end in"),
     ):
         with pytest.raises(SystemExit):
             script.main(arguments)
         assert message in capsys.readouterr().err
     assert not (tmp_path / "new.ckpt").exists()
+
+
+def encoder_file(path: Path, seed: int, **arguments: object) -> Path:
+    torch.manual_seed(seed)
+    write_weights(CnnEncoder("torchvision/resnet18", "layer1", **arguments), path)
+    return path
+
+
+def test_encoders_lie_between(script: ModuleType, tmp_path: Path) -> None:
+    mean = (0.1, 0.2, 0.3)
+    files = [encoder_file(tmp_path / f"{i}.safetensors", i, mean=mean) for i in range(2)]
+    output = tmp_path / "both.safetensors"
+    script.main([*map(str, files), "--shares", "0.25", "0.75", "--output", str(output)])
+    one, other, both = (
+        CnnEncoder("torchvision/resnet18", "layer1", weights=f"file:{path}")
+        for path in (*files, output)
+    )
+    assert both.mean == mean
+    for name, tensor in both.trunk.state_dict().items():
+        a, b = one.trunk.state_dict()[name], other.trunk.state_dict()[name]
+        torch.testing.assert_close(tensor, a + 0.75 * (b - a) if a.is_floating_point() else b)
+    assert not torch.equal(*(e.trunk.state_dict()["conv1.weight"] for e in (one, other)))
+    assert read_normalization(output) == read_normalization(files[0])
+
+
+def test_encoders_that_differ_are_named(
+    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = encoder_file(tmp_path / "one.safetensors", 0)
+    deep = tmp_path / "deep.safetensors"
+    write_weights(CnnEncoder("torchvision/resnet18", "layer2"), deep)
+    other = encoder_file(tmp_path / "other.safetensors", 0, std=(0.5, 0.5, 0.5))
+    broken = tmp_path / "broken.safetensors"
+    broken.write_bytes(b"nothing")
+    for second, message in (
+        (deep, "weights differ in name or shape, the first is layer2"),
+        (other, "say {"),
+        (broken, "broken.safetensors is no readable safetensors file"),
+        (tmp_path / "none.safetensors", "none.safetensors"),
+    ):
+        with pytest.raises(SystemExit):
+            script.main([str(one), str(second), "--output", str(tmp_path / "new.safetensors")])
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "new.safetensors").exists()
