@@ -159,16 +159,15 @@ def run_variant(variant: Variant, options: argparse.Namespace, train_list: Path)
     common = ["--data_root", str(options.data_root), "--data.num_workers", "0"]
     common += ["--data.source.init_args.train_list", str(train_list)]
     model = ["-c", f"configs/model/{variant.group}.yaml", "--data.views", "[plain,flip]"]
-    features = options.features
+    stores = {"shared": options.features, "own": folder / "features", "none": None}
+    features = stores[variant.features]
     if variant.features == "own":
-        features = folder / "features"
         made = ["data", "features", *data, *model, *common, *variant.arguments]
         made += ["--precision", options.precision, "--views", "plain", "flip"]
         # Nothing here looks at test; the data set wants one picture of it.
         made += ["--data.source.init_args.test_list", str(write_list(options, "test", 1))]
         _call([*made, "--output", str(features)])
-    path = "null" if variant.features == "none" else str(features)
-    common += ["--data.features_path", path, "--seed_everything", "0"]
+    common += ["--data.features_path", str(features or "null"), "--seed_everything", "0"]
     if variant.models:
         (checkpoint,), searched = checkpoints, variant.arguments
     else:

@@ -128,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("checkpoints", type=Path, nargs="+", metavar="FILE", help="two or more")
+    parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="two or more")
     parser.add_argument(
         "--shares",
         type=float,
@@ -140,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--output", type=Path, required=True, help="a new .ckpt or .safetensors file"
     )
     options = parser.parse_args(arguments)
-    paths, shares = options.checkpoints, options.shares
+    paths, shares = options.files, options.shares
     if len(paths) < 2:
         parser.error(f"an average needs two files or more, got {paths[0]} alone")
     shares = shares or [1 / len(paths)] * len(paths)
@@ -150,11 +150,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"shares must be 0..1 and 1 together, got {' '.join(map(str, shares))}")
     if options.output.exists():
         parser.error(f"{options.output} is there already; name another file")
-    kinds = {path.suffix == ENCODER for path in (*paths, options.output)}
-    if len(kinds) > 1:
+    encoders = [path.suffix == ENCODER for path in (*paths, options.output)]
+    if any(encoders) and not all(encoders):
         parser.error(f"either all files end in {ENCODER}, as encoders do, or none does")
     try:
-        if kinds == {True}:
+        if all(encoders):
             write_whole(options.output, average_encoders(paths, shares))
             return 0
         checkpoints = [torch.load(path, map_location="cpu", weights_only=True) for path in paths]

@@ -75,6 +75,46 @@ def test_only_missing_runs_are_made(
     assert Path(train_list).read_text(encoding="utf-8").split() == NAMES[:1]
 
 
+@pytest.mark.parametrize(
+    ("name", "commands", "store"),
+    [
+        ("no gate", ["fit", "predict"], "shared"),
+        ("224 pixels", ["data", "fit", "predict"], "own"),
+        ("last stage trained", ["fit", "predict"], "null"),
+    ],
+)
+def test_every_row_sees_the_features_of_its_encoder(
+    ablation: ModuleType,
+    data_root: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    commands: list[str],
+    store: str,
+) -> None:
+    output, shared = tmp_path / "runs", tmp_path / "shared"
+    shared.mkdir()
+    own = output / "sat" / name.replace(" ", "-") / "features"
+    asked: list[list[str]] = []
+
+    def fake(arguments: list[str]) -> int:
+        asked.append(arguments)
+        if arguments[0] == "data":
+            assert arguments[arguments.index("--output") + 1] == str(own)
+            own.mkdir(parents=True)
+        return 0
+
+    monkeypatch.setattr(ablation, "captioner", fake)
+    arguments = ["run", "--data-root", str(data_root), "--output", str(output)]
+    ablation.main([*arguments, "--features", str(shared), "--only", name])
+    assert [a[0] for a in asked] == commands
+    expected = {"shared": str(shared), "own": str(own), "null": "null"}[store]
+    for found in asked[-2:]:
+        assert found[found.index("--data.features_path") + 1] == expected
+    assert shared.is_dir()
+    assert not own.exists()
+
+
 def test_a_search_captions_with_the_model_of_another_row(
     ablation: ModuleType, data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
