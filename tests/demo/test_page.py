@@ -347,6 +347,10 @@ class Visit:
         self.requests: list[str] = []
         self.problems: list[str] = []
         self.page.on("request", lambda request: self.requests.append(request.url))
+        self.under_way: set = set()
+        self.page.on("request", lambda request: self.under_way.add(request))
+        for end in ("requestfinished", "requestfailed"):
+            self.page.on(end, lambda request: self.under_way.discard(request))
         self.page.on("pageerror", lambda error: self.problems.append(str(error)))
         self.address = address
         self.page.goto(address)
@@ -360,6 +364,14 @@ class Visit:
             " === JSON.stringify(words)",
             arg=[side, list(words)],
         )
+
+    def settle(self) -> None:
+        """Wait until the page has had every answer and asked nothing more for half a second."""
+        quiet = 0
+        while quiet < 5:
+            self.page.wait_for_timeout(100)
+            waiting = any("/queue/" in request.url for request in self.under_way)
+            quiet = 0 if waiting else quiet + 1
 
     def said(self, model: str, search: str) -> None:
         """Wait for the caption that this model found by this search."""
@@ -550,6 +562,7 @@ def test_two_models_side_by_side_and_single_heads(
     visit.page.locator("#compare input").check()
     visit.words(results["sat"].words)
     visit.words(results["transformer"].words, "second")
+    visit.settle()  # the upload may have brought both captions before the choice was sent
     asked = sum("queue/join" in url for url in visit.requests)
     visit.page.locator("#second-viewer .word").first.click()
     with Image.open(picture) as image:
